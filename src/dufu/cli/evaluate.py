@@ -1,0 +1,10 @@
+"""`dufu eval`."""
+
+from __future__ import annotations
+
+
+def command() -> None:
+    """Placeholder."""
+
+
+command.verb = "eval"  # type: ignore[attr-defined]

@@ -1,0 +1,10 @@
+"""`dufu generate`."""
+
+from __future__ import annotations
+
+
+def command() -> None:
+    """Placeholder."""
+
+
+command.verb = "generate"  # type: ignore[attr-defined]

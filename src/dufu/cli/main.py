@@ -1,0 +1,103 @@
+"""`dufu`: the entry point. Verbs import what they need when they run, so that `dufu --help` never imports torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from dufu.cli import evaluate, generate, preprocess, show, train
+from dufu.errors import DufuError
+
+app = typer.Typer(
+    name="dufu",
+    help="Train, evaluate and run transformer models: any layout, the same numbers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for verb in (train.command, evaluate.command, generate.command, preprocess.command, show.command):
+    app.command(name=getattr(verb, "verb", verb.__name__))(verb)
+
+# Typer carries its own copy of click, whose base of all usage errors it does not export by name.
+_UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_OVERRIDE = re.compile(r"^[+~]{0,2}[A-Za-z_][\w.]*=")
+
+
+def spread(arguments: Sequence[str], options: Sequence[str] = ("--data",)) -> list[str]:
+    """Repeat an option for each path that follows it: `--data a b` becomes `--data a --data b`."""
+    out: list[str] = []
+    current = ""
+    for argument in arguments:
+        if argument in options:
+            current = argument
+            continue
+        if current and not argument.startswith("-") and (not _OVERRIDE.match(argument) or os.path.exists(argument)):
+            out += [current, argument]
+            continue
+        current = ""
+        out.append(argument)
+    return out
+
+
+def fail(message: str) -> int:
+    """Print one line that begins `error:` and return exit status 2.
+
+    Of several processes started together, the first one to fail prints; the launcher names the file by which they agree.
+    """
+    shared = os.environ.get("DUFU_ERROR_FILE")
+    if shared:
+        try:
+            os.close(os.open(shared, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            return 2
+    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    return 2
+
+
+def _someone_failed() -> bool:
+    shared = os.environ.get("DUFU_ERROR_FILE")
+    return bool(shared) and os.path.exists(shared)  # type: ignore[arg-type]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit status: 0 done, 2 the user's mistake, 130 or 143 after a signal, 1 anything else."""
+    traceback = "--traceback" in arguments
+    arguments = spread([a for a in arguments if a != "--traceback"])
+    try:
+        result = app(args=list(arguments), standalone_mode=False)
+        return int(result) if isinstance(result, int) else 0
+    except typer.Abort:
+        return 128 + int(signal.SIGINT)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())
+            return 0
+        return fail(error.format_message())
+    except DufuError as error:
+        if traceback:
+            raise
+        return fail(str(error))
+    except KeyboardInterrupt:
+        return 128 + int(signal.SIGINT)
+    except Exception:
+        if _someone_failed():
+            return 1  # another process has said what is wrong; this one only lost its peer
+        raise
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    status = run(sys.argv[1:])
+    sys.stdout.flush()
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

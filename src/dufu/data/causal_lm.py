@@ -1,0 +1,77 @@
+"""Samples for causal language modelling: windows over the documents of a split, one after another."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dufu.config.registry import register_dataset
+from dufu.data.indexed import IndexedTokens
+from dufu.data.tokenizer import TextTokenizer
+from dufu.errors import ConfigError, DataError
+
+IGNORE = -100
+Sample = dict[str, npt.NDArray[np.int64]]
+
+
+@register_dataset("causal_lm")
+class CausalLMDataset:
+    """Windows of `sequence_length` tokens and, shifted by one, their labels. Each token is a label once an epoch.
+
+    The last window of a split may be short; nothing is dropped and nothing is seen twice.
+
+    Args:
+        source: tokens.
+        tokenizer: for the pad token.
+        first_document, last_document: the split, as a half-open range of documents.
+        sequence_length: tokens of a sample; None in a config = the model's max_seq_length.
+        documents: "join" lets attention cross document boundaries, as GPT-2 was trained; "isolate" keeps documents apart: attention
+            stays inside, positions begin at 0, and no label crosses.
+    """
+
+    def __init__(
+        self,
+        source: IndexedTokens,
+        tokenizer: TextTokenizer,
+        first_document: int,
+        last_document: int,
+        sequence_length: int | None = 1024,
+        documents: Literal["join", "isolate"] = "join",
+    ) -> None:
+        if sequence_length is None or sequence_length < 1:
+            raise ConfigError(f"dataloader.dataset.sequence_length={sequence_length}: at least 1")
+        self.source, self.length, self.documents = source, sequence_length, documents
+        self.pad = tokenizer.special("pad") if tokenizer.has("pad") else 0
+        self.start = source.document_start(first_document)
+        self.stop = source.document_start(last_document)
+        if self.stop - self.start < 2:
+            raise DataError(
+                f"{source.prefix}: documents {first_document} to {last_document} hold {self.stop - self.start} tokens; "
+                f"a sample needs at least 2"
+            )
+
+    def __len__(self) -> int:
+        return -(-(self.stop - self.start - 1) // self.length)
+
+    def __getitem__(self, index: int) -> Sample:
+        """Return input_ids, labels, and with "isolate" positions and documents, each (sequence_length,)."""
+        start = self.start + index * self.length
+        tokens = np.asarray(self.source.tokens[start : min(start + self.length + 1, self.stop)], np.int64)
+        real = len(tokens) - 1
+        inputs = np.full(self.length, self.pad, np.int64)
+        labels = np.full(self.length, IGNORE, np.int64)
+        inputs[:real], labels[:real] = tokens[:-1], tokens[1:]
+        sample = {"input_ids": inputs, "labels": labels}
+        if self.documents == "isolate":
+            owner = self.source.document_of(np.arange(start, start + real + 1))
+            numbers = np.full(self.length, -1, np.int64)
+            numbers[:real] = owner[:-1] - owner[0]
+            labels[:real][owner[1:] != owner[:-1]] = IGNORE
+            places = np.arange(self.length)
+            begins = np.zeros(self.length, np.int64)
+            begins[1:] = np.where(numbers[1:] != numbers[:-1], places[1:], 0)
+            sample["positions"] = places - np.maximum.accumulate(begins)
+            sample["documents"] = numbers
+        return sample

@@ -1,0 +1,180 @@
+"""Multi-head attention: self or cross, grouped queries, a cache, any mask."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dufu.errors import LayoutError
+from dufu.layers.dropout import Dropout
+from dufu.layers.initial import Initial
+from dufu.layers.linear import Linear
+from dufu.layers.mask import Mask
+
+
+@dataclass
+class KeyValueCache:
+    """Keys and values of one layer for the tokens seen so far: (B, kv heads of this process, S, head size)."""
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add new positions and return all."""
+        if self.keys is not None and self.values is not None:
+            keys, values = torch.cat((self.keys, keys), 2), torch.cat((self.values, values), 2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+def scaled_dot_product(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float,
+    dropout: Dropout | None = None,
+    keys: Tensor | None = None,
+    first_head: int = 0,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return softmax(q kᵀ · scale + bias, over allowed keys) v.
+
+    Without dropout PyTorch's fused kernel does it. With dropout the product is explicit: the fused kernel on CPU has none, and no
+    kernel draws our mask. A query with nothing to attend to gives zeros, and zero gradients.
+
+    Args:
+        q: (B, H, T, D); k, v: (B, H or fewer, S, D), fewer heads being shared by groups of queries.
+        mask: what is allowed.
+        scale: factor on the scores.
+        dropout: applied to the probabilities.
+        keys: (B, T) dropout keys of the queries.
+        first_head: number of this process's first head in the whole layer.
+        bias: added to the scores, broadcastable to (B, H, T, S).
+    """
+    if k.shape[1] != q.shape[1]:
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    dropping = dropout is not None and dropout.training and dropout.p > 0
+    allowed = mask.allowed
+    if not dropping:
+        if bias is not None:
+            dense = mask.dense(q.shape[2], k.shape[2], q.device)
+            merged = bias if dense is None else bias.masked_fill(~dense, float("-inf"))
+            if mask.empty_rows and dense is not None:
+                merged = merged.masked_fill(~dense.any(-1, keepdim=True), 0.0)
+            out = functional.scaled_dot_product_attention(q, k, v, attn_mask=merged.to(q.dtype), scale=scale)
+        elif allowed is not None and mask.empty_rows:
+            some = allowed.any(-1, keepdim=True)
+            out = functional.scaled_dot_product_attention(q, k, v, attn_mask=allowed | ~some, scale=scale)
+        else:
+            return functional.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=mask.causal, scale=scale)
+        if mask.empty_rows and allowed is not None:
+            out = out.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+        return out
+    assert dropout is not None
+    scores = torch.matmul(q * scale, k.transpose(-1, -2))
+    if bias is not None:
+        scores = scores + bias
+    dense = mask.dense(q.shape[2], k.shape[2], q.device)
+    if dense is not None:
+        scores = scores.masked_fill(~dense, torch.finfo(scores.dtype).min)
+    probs = torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype)
+    if mask.empty_rows and dense is not None:
+        probs = probs.masked_fill(~dense, 0.0)
+    return torch.matmul(dropout.attention(probs, keys, first_head), v)
+
+
+class Attention(nn.Module):
+    """Multi-head attention (Vaswani et al., 2017), with grouped queries (Ainslie et al., 2023).
+
+    Args:
+        hidden_size: width of the input and output.
+        num_attention_heads: heads of the whole layer.
+        num_key_value_heads: heads of keys and values; None = as many as query heads.
+        head_size: None = hidden_size / num_attention_heads.
+        is_cross_attention: keys and values come from another sequence.
+        attention_dropout_prob: on the probabilities.
+        bias: whether the projections have biases.
+        init, output_init: how the input and the output projections begin.
+        scale: factor on the scores; None = 1/√head_size.
+
+    Shapes: hidden (B, T, hidden_size), memory (B, S, hidden_size) → (B, T, hidden_size).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        num_key_value_heads: int | None = None,
+        head_size: int | None = None,
+        is_cross_attention: bool = False,
+        attention_dropout_prob: float = 0.0,
+        bias: bool = True,
+        init: Initial | None = None,
+        output_init: Initial | None = None,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = num_attention_heads, num_key_value_heads or num_attention_heads
+        if head_size is None and hidden_size % num_attention_heads:
+            raise LayoutError(f"hidden_size {hidden_size} does not divide over {num_attention_heads} attention heads")
+        if self.heads % self.kv_heads:
+            raise LayoutError(f"{self.heads} attention heads do not divide into groups for {self.kv_heads} key-value heads")
+        self.head_size = head_size or hidden_size // num_attention_heads
+        self.scale = scale or 1.0 / math.sqrt(self.head_size)
+        self.is_cross_attention = is_cross_attention
+        q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
+        if is_cross_attention:
+            self.query = Linear(hidden_size, q, bias, "col", init)
+            self.key_value = Linear(hidden_size, 2 * kv, bias, "col", init, sections=(kv, kv))
+        else:
+            self.query_key_value = Linear(hidden_size, q + 2 * kv, bias, "col", init, sections=(q, kv, kv))
+        self.output = Linear(q, hidden_size, bias, "row", output_init or init)
+        self.dropout = Dropout(attention_dropout_prob)
+
+    def check_split(self, parts: int) -> None:
+        """Raise LayoutError when the heads do not divide over `parts` processes."""
+        for what, count in (("attention heads", self.heads), ("key-value heads", self.kv_heads)):
+            if count % parts:
+                fits = [n for n in range(1, parts) if self.heads % n == 0 and self.kv_heads % n == 0]
+                raise LayoutError(
+                    f"{count} {what} do not divide over tensor_parallel_size={parts}; the nearest size that fits is {fits[-1]}"
+                )
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        mask: Mask,
+        keys: Tensor | None = None,
+        memory: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Attend; `keys` are the dropout keys of the tokens, `memory` the other sequence of cross attention."""
+        if self.is_cross_attention:
+            q = self._heads(self.query(hidden))
+            if cache is not None and cache.keys is not None and cache.values is not None:
+                k, v = cache.keys, cache.values
+            else:
+                k, v = (self._heads(t) for t in self.key_value(memory).chunk(2, -1))
+                if cache is not None:
+                    cache.append(k, v)
+        else:
+            fused = self.query_key_value(hidden)
+            unit = fused.shape[-1] // (self.heads + 2 * self.kv_heads)
+            q, k, v = (
+                self._heads(t) for t in fused.split((unit * self.heads, unit * self.kv_heads, unit * self.kv_heads), -1)
+            )
+            if cache is not None:
+                k, v = cache.append(k, v)
+        first_head = self.output.split.rank * q.shape[1]
+        out = scaled_dot_product(q, k, v, mask, self.scale, self.dropout, keys, first_head, bias)
+        result: Tensor = self.output(out.transpose(1, 2).flatten(2))
+        return result

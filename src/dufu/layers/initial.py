@@ -1,0 +1,65 @@
+"""What a parameter holds before training: a rule that can fill any rectangle of it, on any process, alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dufu.layers.random import normal_block
+from dufu.layers.split import SplitRule
+
+_CHUNK = 1 << 20  # elements generated at a time, so that filling a large tensor needs little extra memory
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Gaussian with the given standard deviation."""
+
+    std: float = 0.02
+
+    def fill(self, out: Tensor, seed: int, name: str, row: int, col: int) -> None:
+        """Fill `out` (rows, cols) with the rectangle of the parameter that begins at (row, col)."""
+        rows, cols = out.shape
+        step = max(1, _CHUNK // max(1, cols))
+        for start in range(0, rows, step):
+            count = min(step, rows - start)
+            block = normal_block(seed, name, row + start, count, col, cols, out.device)
+            out[start : start + count].copy_(block.mul_(self.std))
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One value everywhere."""
+
+    value: float = 0.0
+
+    def fill(self, out: Tensor, seed: int, name: str, row: int, col: int) -> None:
+        """Fill `out` with the value."""
+        out.fill_(self.value)
+
+
+Initial = Normal | Constant
+
+
+class Described(nn.Module):
+    """A module that can say how each of its own parameters begins and how it may be split.
+
+    A subclass sets `initial` (parameter name → rule) and, where it can be split over tensor-parallel processes, `splits`.
+    """
+
+    initial: dict[str, Initial]
+    splits: dict[str, SplitRule] = {}  # noqa: RUF012 - a default that nobody changes in place
+
+    def fill_alone(self) -> None:
+        """Fill the parameters from PyTorch's generator: the layer used outside dufu, as any layer is."""
+        with torch.no_grad():
+            for name, rule in self.initial.items():
+                parameter = getattr(self, name, None)
+                if parameter is None or parameter.is_meta:
+                    continue
+                if isinstance(rule, Normal):
+                    parameter.normal_(0.0, rule.std)
+                else:
+                    parameter.fill_(rule.value)

@@ -1,0 +1,55 @@
+"""Layer normalisation and root-mean-square normalisation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dufu.layers.initial import Constant, Described, Initial
+
+
+class LayerNorm(Described):
+    """(x - mean) / √(var + eps) · weight + bias over the last dimension (Ba et al., 2016).
+
+    Args:
+        normalized_shape: size of the last dimension.
+        eps: added to the variance.
+        elementwise_affine: whether there are weight and bias.
+        bias: whether there is a bias.
+    """
+
+    def __init__(self, normalized_shape: int, eps: float = 1e-5, elementwise_affine: bool = True, bias: bool = True) -> None:
+        super().__init__()
+        self.normalized_shape, self.eps = normalized_shape, eps
+        self.weight = nn.Parameter(torch.empty(normalized_shape)) if elementwise_affine else None
+        self.bias = nn.Parameter(torch.empty(normalized_shape)) if elementwise_affine and bias else None
+        self.initial: dict[str, Initial] = {"weight": Constant(1.0), "bias": Constant(0.0)}
+        self.fill_alone()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, normalized_shape) → the same shape."""
+        return functional.layer_norm(x, (self.normalized_shape,), self.weight, self.bias, self.eps)
+
+
+class RMSNorm(Described):
+    """x / √(mean(x²) + eps) · weight over the last dimension (Zhang and Sennrich, 2019).
+
+    Args:
+        normalized_shape: size of the last dimension.
+        eps: added to the mean square.
+    """
+
+    def __init__(self, normalized_shape: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.normalized_shape, self.eps = normalized_shape, eps
+        self.weight = nn.Parameter(torch.empty(normalized_shape))
+        self.initial: dict[str, Initial] = {"weight": Constant(1.0)}
+        self.fill_alone()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, normalized_shape) → the same shape."""
+        return functional.rms_norm(x, (self.normalized_shape,), self.weight, self.eps)
+
+
+RMSLayerNorm = RMSNorm

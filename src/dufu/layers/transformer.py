@@ -1,0 +1,97 @@
+"""One transformer layer: attention and feed-forward with residuals, dropout, and the norms before or after."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from dufu.layers.attention import Attention, KeyValueCache
+from dufu.layers.dropout import Dropout, DropPath
+from dufu.layers.initial import Initial
+from dufu.layers.mask import Mask
+from dufu.layers.mlp import MLP
+from dufu.layers.norm import LayerNorm
+
+
+class TransformerLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)) (pre-norm); with `post_norm`, norm(x + attention(x)), norm(x + mlp(x)).
+
+    Args:
+        hidden_size, ffn_hidden_size, num_attention_heads: sizes.
+        attention_dropout_prob: on the attention probabilities.
+        output_dropout_prob: on each branch before it is added.
+        drop_path_prob: probability of dropping a whole branch of a sample.
+        layernorm_epsilon: added to the variance in the norms.
+        activation: of the feed-forward part.
+        post_norm: the order of the original transformer and of BERT.
+        is_decoder: adds cross attention to `memory`.
+        init, output_init: how the input and output projections begin.
+
+    Shapes: (B, T, hidden_size) → the same.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        ffn_hidden_size: int,
+        num_attention_heads: int,
+        attention_dropout_prob: float = 0.0,
+        output_dropout_prob: float = 0.0,
+        drop_path_prob: float = 0.0,
+        layernorm_epsilon: float = 1e-5,
+        activation: str | None = "gelu",
+        post_norm: bool = False,
+        is_decoder: bool = False,
+        init: Initial | None = None,
+        output_init: Initial | None = None,
+    ) -> None:
+        super().__init__()
+        self.post_norm, self.is_decoder = post_norm, is_decoder
+
+        def attention(cross: bool) -> Attention:
+            return Attention(
+                hidden_size,
+                num_attention_heads,
+                is_cross_attention=cross,
+                attention_dropout_prob=attention_dropout_prob,
+                init=init,
+                output_init=output_init,
+            )
+
+        self.attention_norm = LayerNorm(hidden_size, layernorm_epsilon)
+        self.attention = attention(False)
+        self.attention_dropout = Dropout(output_dropout_prob)
+        if is_decoder:
+            self.cross_norm = LayerNorm(hidden_size, layernorm_epsilon)
+            self.cross_attention = attention(True)
+            self.cross_dropout = Dropout(output_dropout_prob)
+        self.mlp_norm = LayerNorm(hidden_size, layernorm_epsilon)
+        self.mlp = MLP(hidden_size, ffn_hidden_size, activation, init=init, output_init=output_init)
+        self.mlp_dropout = Dropout(output_dropout_prob)
+        self.drop_path = DropPath(drop_path_prob)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        mask: Mask,
+        keys: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        memory_cache: KeyValueCache | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Apply the layer; `keys` are the dropout keys of the tokens."""
+        branch = hidden if self.post_norm else self.attention_norm(hidden)
+        branch = self.attention_dropout(self.attention(branch, mask, keys, cache=cache, bias=bias), keys)
+        hidden = hidden + self.drop_path(branch, keys)
+        if self.post_norm:
+            hidden = self.attention_norm(hidden)
+        if self.is_decoder:
+            branch = hidden if self.post_norm else self.cross_norm(hidden)
+            branch = self.cross_attention(branch, memory_mask or Mask(), keys, memory, memory_cache)
+            hidden = hidden + self.drop_path(self.cross_dropout(branch, keys), keys)
+            if self.post_norm:
+                hidden = self.cross_norm(hidden)
+        branch = hidden if self.post_norm else self.mlp_norm(hidden)
+        hidden = hidden + self.drop_path(self.mlp_dropout(self.mlp(branch), keys), keys)
+        return self.mlp_norm(hidden) if self.post_norm else hidden

@@ -1,0 +1,106 @@
+"""A model is a chain of named units: embedding, layers, head. Calling the model runs the chain; a pipeline stage is a slice of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dufu.layers.attention import KeyValueCache
+from dufu.layers.dropout import name_places
+from dufu.layers.loss import IGNORE
+from dufu.layers.mask import Mask, build_mask
+
+
+@dataclass
+class Batch:
+    """What the units read beside the hidden states.
+
+    Args:
+        input_ids: (B, T).
+        labels: (B, T), `loss.IGNORE` where nothing is scored; None asks for scores instead of the loss.
+        positions: (B, T) position of each token in its sample.
+        keys: (B, T) dropout keys; None outside training.
+        padding: (B, S) bool, true for real tokens; None when none is padding.
+        documents: (B, T) number of the document of each token, where attention must not cross documents.
+        token_types: (B, T) segment numbers.
+        extra: further tensors of one model family, such as a sentence label.
+        caches: one per layer during generation.
+        last_only: score the last position only.
+        mask: built once for all layers.
+    """
+
+    input_ids: Tensor
+    labels: Tensor | None = None
+    positions: Tensor | None = None
+    keys: Tensor | None = None
+    padding: Tensor | None = None
+    documents: Tensor | None = None
+    token_types: Tensor | None = None
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    caches: list[KeyValueCache] | None = None
+    last_only: bool = False
+    mask: Mask | None = None
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch with its tensors on a device."""
+        moved: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Tensor):
+                moved[item.name] = value.to(device, non_blocking=True)
+        moved["extra"] = {k: v.to(device, non_blocking=True) for k, v in self.extra.items()}
+        return replace(self, **moved)
+
+
+Sums = dict[str, Tensor]
+
+
+class ChainModel(nn.Module):
+    """Base of dufu's models. A subclass sets its parts in `__init__`, calls `finish()`, and says what its units are.
+
+    A head that sees labels returns sums: `loss` (summed over scored tokens), `tokens` (their count), and what metrics need.
+    """
+
+    causal = True
+    objectives: dict[str, str] = {"loss": "tokens"}  # noqa: RUF012 - each summed loss and the count that divides it
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return how much each objective scores in a batch, from its labels alone: known before any forward."""
+        return {"tokens": 0 if batch.labels is None else int((batch.labels != IGNORE).sum())}
+
+    def units(self) -> dict[str, nn.Module]:
+        """Return the units in order, by name. Each is called as `unit(state, batch)` and returns the next state."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Name the dropout places; the last line of a subclass's `__init__`."""
+        name_places(self)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Fill in positions and the attention mask."""
+        length = batch.input_ids.shape[1]
+        if batch.positions is None:
+            batch.positions = torch.arange(length, device=batch.input_ids.device).expand_as(batch.input_ids)
+        if batch.mask is None:
+            past = batch.caches[0].keys if batch.caches else None
+            total = length + (0 if past is None else past.shape[2])
+            batch.mask = build_mask(
+                causal=self.causal,
+                queries=length,
+                keys=total,
+                padding=batch.padding,
+                documents=batch.documents,
+                device=batch.input_ids.device,
+            )
+        return batch
+
+    def forward(self, batch: Batch) -> Any:
+        """Run the chain: sums when the batch has labels, otherwise scores (B, T or 1, V)."""
+        batch = self.prepare(batch)
+        state: Any = None
+        for unit in self.units().values():
+            state = unit(state, batch)
+        return state

@@ -1,0 +1,6 @@
+"""GPT-2 (Radford et al., 2019)."""
+
+from dufu.models.gpt2.model import GPT2
+from dufu.models.gpt2.sizes import SIZES
+
+__all__ = ["SIZES", "GPT2"]

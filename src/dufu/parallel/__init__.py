@@ -1,0 +1,1 @@
+"""Layouts: which process holds what, and what passes between them."""

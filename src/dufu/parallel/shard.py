@@ -1,0 +1,233 @@
+"""ZeRO (Rajbhandari et al., 2020): optimizer state, gradients and weights sharded over the data-parallel processes.
+
+The parameters of a unit that share optimizer settings lie one after another in a flat buffer, padded to a multiple of the number of
+processes; each process owns one equal stretch. The model's parameters are views of the buffer, so an all-gather into it needs no copy.
+
+stage 1  the buffer stays; after the last micro-batch gradients are summed once, each process keeping its stretch.
+stage 2  gradients are summed after each micro-batch, unit by unit during backward, so that no process holds them all.
+stage 3  the buffer is emptied after a unit's forward and filled again before its backward.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dufu.parallel import faults
+from dufu.parallel.collectives import Communicator
+from dufu.parallel.parameters import Entry, ParameterInfo, Piece, fill, give_memory
+from dufu.parallel.store import Options, _ready_in_order
+
+
+class FlatShard:
+    """One flat buffer and this process's stretch of it."""
+
+    def __init__(
+        self, infos: list[ParameterInfo], options: Options, data: Communicator, device: torch.device, dtype: torch.dtype, seed: int
+    ) -> None:
+        self.infos, self.data, self.dtype = infos, data, dtype
+        self.trained = infos[0].parameter.requires_grad
+        self.offsets: list[int] = []
+        total = 0
+        for info in infos:
+            self.offsets.append(total)
+            total += info.parameter.numel()
+        self.stretch = -(-total // data.size)
+        low, high = data.rank * self.stretch, (data.rank + 1) * self.stretch
+        values = torch.zeros(self.stretch, dtype=torch.float32, device=device)
+        pieces: list[Piece] = []
+        for info, offset in zip(infos, self.offsets):
+            start, stop = max(low, offset), min(high, offset + info.parameter.numel())
+            if start < stop:
+                region = info.region.cut(start - offset, stop - offset)
+                piece = Piece(info, region, start - low, stop - start)
+                pieces.append(piece)
+                fill(info, seed, values[piece.start : piece.start + piece.length], region)
+        self.entry = Entry(nn.Parameter(values, requires_grad=self.trained), pieces, options, infos[0].divided, unsharded=False)
+        self.full = torch.empty(self.stretch * data.size, dtype=dtype, device=device)
+        self.resident = True
+        for info, offset in zip(infos, self.offsets):
+            shape = info.local_shape
+            give_memory(info, self.full[offset : offset + math.prod(shape)].view(shape))
+
+    def gather(self) -> None:
+        """Fill the buffer from every process's stretch."""
+        with torch.no_grad():
+            self.data.gather_into(self.full, self.entry.tensor.detach().to(self.dtype))
+        self.resident = True
+
+    def ensure(self) -> None:
+        """Fill the buffer if it is empty."""
+        if not self.resident:
+            self.full.untyped_storage().resize_(self.full.numel() * self.full.element_size())
+            self.gather()
+
+    def release(self) -> None:
+        """Empty the buffer; the parameters have no values until `ensure`."""
+        if self.resident:
+            self.full.untyped_storage().resize_(0)
+            self.resident = False
+
+    def reduce(self) -> None:
+        """Sum the parameters' gradients over the processes, add this process's stretch to the entry's, and free them."""
+        flat = torch.zeros(self.full.numel(), dtype=self.dtype, device=self.full.device)
+        for info, offset in zip(self.infos, self.offsets):
+            if info.parameter.grad is not None:
+                flat[offset : offset + info.parameter.numel()].copy_(info.parameter.grad.reshape(-1))
+                info.parameter.grad = None
+        part = self.data.reduce_scatter(flat).float()
+        if faults.active("shard.scale"):
+            part = part * 0.5
+        tensor = self.entry.tensor
+        tensor.grad = part if tensor.grad is None else tensor.grad.add_(part)
+
+
+class ShardedParameters:
+    """Parameters sharded over the data-parallel processes; the arguments are those of WholeParameters, and the stage and units."""
+
+    sharded = True
+
+    def __init__(
+        self,
+        infos: list[ParameterInfo],
+        options: dict[nn.Parameter, Options],
+        data: Communicator,
+        device: torch.device,
+        compute_dtype: torch.dtype,
+        seed: int,
+        stage: int,
+        units: dict[str, nn.Module],
+    ) -> None:
+        self.infos, self.data, self.stage = infos, data, stage
+        groups: dict[tuple[Any, ...], list[ParameterInfo]] = {}
+        order = [u for u in reversed(units) if any(i.unit == u for i in infos)] + ["shared"]
+        for unit in order:
+            for info in infos:
+                if info.unit == unit:
+                    key = (unit, json.dumps(options.get(info.parameter, {}), sort_keys=True, default=str))
+                    key += (info.divided, info.parameter.requires_grad)
+                    groups.setdefault(key, []).append(info)
+        self.flats: list[FlatShard] = []
+        for group in groups.values():
+            flat = FlatShard(group, options.get(group[0].parameter, {}), data, device, compute_dtype, seed)
+            if stage == 3:
+                flat.release()
+            else:
+                flat.gather()
+            self.flats.append(flat)
+        self.entries = [flat.entry for flat in self.flats if flat.trained]
+        self.frozen = [flat.entry for flat in self.flats if not flat.trained]
+        self._trained = [flat for flat in self.flats if flat.trained]
+        self._mark: Callable[[int], None] | None = None
+        self._left: list[int] = []
+        for number, flat in enumerate(self._trained):
+            for info in flat.infos:
+                info.parameter.register_post_accumulate_grad_hook(self._hook(number))
+        if stage == 3:
+            self._install(units)
+
+    def _hook(self, number: int) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            if self._mark is not None:
+                self._left[number] -= 1
+                if self._left[number] == 0:
+                    self._mark(number)
+
+        return hook
+
+    def _install(self, units: dict[str, nn.Module]) -> None:
+        last = list(units)[-1]
+        for name, unit in units.items():
+            held = set(unit.parameters())
+            mine = [flat for flat in self.flats if any(info.parameter in held for info in flat.infos)]
+            unit.register_forward_pre_hook(_before(mine))
+            unit.register_forward_hook(_after(mine, keep=name == last), always_call=True)
+
+    def start_micro_batch(self, last: bool) -> None:
+        """See ParameterStore."""
+        if self.stage > 1 or last:
+            self._left = [len(flat.infos) for flat in self._trained]
+            self._mark = _ready_in_order(len(self._trained), self._reduce)
+
+    def _reduce(self, number: int) -> None:
+        flat = self._trained[number]
+        flat.reduce()
+        if self.stage == 3:
+            flat.release()
+
+    def end_micro_batch(self) -> None:
+        """See ParameterStore."""
+        if self._mark is not None:
+            for number in range(len(self._trained)):
+                self._mark(number)
+            self._mark = None
+        if self.stage == 3:
+            for flat in self.flats:
+                flat.release()
+
+    def finish(self) -> None:
+        """See ParameterStore."""
+        for entry in self.entries:
+            if entry.tensor.grad is None:
+                entry.tensor.grad = torch.zeros_like(entry.tensor)
+
+    def publish(self) -> None:
+        """See ParameterStore."""
+        if self.stage == 3:
+            for flat in self.flats:
+                flat.release()
+        else:
+            for flat in self.flats:
+                flat.gather()
+
+    def zero_grad(self) -> None:
+        """See ParameterStore."""
+        for entry in self.entries:
+            entry.tensor.grad = None
+        for info in self.infos:
+            info.parameter.grad = None
+
+
+def _before(flats: list[FlatShard]) -> Callable[..., None]:
+    def hook(unit: nn.Module, inputs: Any) -> None:
+        for flat in flats:
+            flat.ensure()
+
+    return hook
+
+
+def _after(flats: list[FlatShard], keep: bool) -> Callable[..., None]:
+    def hook(unit: nn.Module, inputs: Any, output: Any) -> None:
+        training = torch.is_grad_enabled()
+        if not (keep and training):
+            for flat in flats:
+                flat.release()
+        if training:
+            for tensor in _tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(_filled(flats))
+
+    return hook
+
+
+def _filled(flats: list[FlatShard]) -> Callable[[Tensor], None]:
+    def hook(grad: Tensor) -> None:
+        for flat in flats:
+            flat.ensure()
+
+    return hook
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [t for v in value.values() for t in _tensors(v)]
+    if isinstance(value, (list, tuple)):
+        return [t for v in value for t in _tensors(v)]
+    return []

@@ -1,0 +1,106 @@
+"""Tensor parallelism: put this process's part in the place of each layer that says how it may be split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dufu.layers.split import Split, SplitRule
+from dufu.parallel import faults
+from dufu.parallel.collectives import Communicator
+from dufu.parallel.region import Region, split_region
+
+
+class _Enter(torch.autograd.Function):
+    """Identity forward, sum of gradients backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, communicator: Communicator) -> Tensor:
+        ctx.communicator = communicator
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        if faults.active("tensor.skip_enter"):
+            return grad, None
+        grad = grad.contiguous().clone()
+        ctx.communicator.sum_(grad)
+        return grad, None
+
+
+class _Leave(torch.autograd.Function):
+    """Sum forward, identity backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, communicator: Communicator) -> Tensor:
+        out = x.contiguous().clone()
+        if not faults.active("tensor.skip_leave"):
+            communicator.sum_(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class TensorSplit(Split):
+    """The other parts of a split layer, reached over a communicator."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.size, self.rank = communicator.size, communicator.rank
+
+    def enter(self, x: Tensor) -> Tensor:
+        """See Split."""
+        y: Tensor = _Enter.apply(x, self.communicator)
+        return y
+
+    def leave(self, x: Tensor) -> Tensor:
+        """See Split."""
+        y: Tensor = _Leave.apply(x, self.communicator)
+        return y
+
+    def gather(self, x: Tensor) -> Tensor:
+        """See Split."""
+        x = x.detach().contiguous()
+        parts = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
+        self.communicator.gather_into(parts.view(-1), x.view(-1))
+        return torch.cat(list(parts), -1)
+
+    def sum_(self, x: Tensor) -> Tensor:
+        """See Split."""
+        self.communicator.sum_(x)
+        return x
+
+    def max_(self, x: Tensor) -> Tensor:
+        """See Split."""
+        self.communicator.max_(x)
+        return x
+
+
+def split_model(model: nn.Module, communicator: Communicator) -> dict[nn.Parameter, tuple[tuple[int, ...], Region]]:
+    """Replace each splittable parameter (still on the meta device) by this process's part.
+
+    Returns:
+        For each new parameter the whole's shape and the region that lies here.
+    """
+    placed: dict[nn.Parameter, tuple[tuple[int, ...], Region]] = {}
+    if communicator.size == 1:
+        return placed
+    split = TensorSplit(communicator)
+    for module in model.modules():
+        if not hasattr(module, "split"):
+            continue
+        module.split = split
+        rules: dict[str, SplitRule] = getattr(module, "splits", {})
+        for leaf, rule in rules.items():
+            whole = getattr(module, leaf, None)
+            if whole is None:
+                continue
+            shape, region = split_region(tuple(whole.shape), rule, communicator.rank, communicator.size)
+            part = nn.Parameter(torch.empty(shape, dtype=whole.dtype, device=whole.device), requires_grad=whole.requires_grad)
+            placed[part] = (tuple(whole.shape), region)
+            setattr(module, leaf, part)
+    return placed

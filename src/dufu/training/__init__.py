@@ -1,0 +1,1 @@
+"""The step, the loop, hooks, precision, checkpoints, metrics and evaluation."""

@@ -1,0 +1,103 @@
+"""The training loop: steps and hooks."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from dufu.training.batches import TrainingBatches
+from dufu.training.hooks import Hook
+from dufu.training.step import TrainStep
+
+
+class StopRequest:
+    """Turns SIGTERM and SIGINT into a wish to stop after the present step; a second one ends the process as usual."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                self._before[number] = signal.signal(number, self._note)
+            except ValueError:
+                break  # not the main thread: the caller's signals stay theirs
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        before = self._before.get(number)
+        signal.signal(number, before if before is not None else signal.SIG_DFL)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+class Trainer:
+    """Runs steps until an end is reached; everything else is a hook.
+
+    Args:
+        train_step: makes one update.
+        batches: this process's micro-batches.
+        hooks: in the order in which they run.
+        train_iter: number of updates of the whole run.
+        stop_at_step: end early after this many updates.
+        stop_after_seconds: end early after this time.
+    """
+
+    def __init__(
+        self,
+        train_step: TrainStep,
+        batches: TrainingBatches,
+        hooks: Sequence[Hook],
+        train_iter: int,
+        stop_at_step: int | None = None,
+        stop_after_seconds: float | None = None,
+    ) -> None:
+        self.train_step, self.batches, self.hooks = train_step, batches, list(hooks)
+        self.train_iter, self.stop_at_step, self.stop_after_seconds = train_iter, stop_at_step, stop_after_seconds
+        self.step = 0
+        self.consumed = 0
+        self.finished = False  # whether the run has come to an end of its own (all steps, or early stopping)
+        self.ending = False  # whether the step just done is the last of this process
+        self.signal: int | None = None
+
+    @property
+    def last_step(self) -> int:
+        """Return the number of updates after which this process ends."""
+        return self.train_iter if self.stop_at_step is None else min(self.train_iter, self.stop_at_step)
+
+    def stop(self) -> None:
+        """End the run after the present step; for hooks, on every process alike."""
+        self.finished = self.ending = True
+
+    def run(self) -> None:
+        """Train."""
+        began = time.monotonic()
+        with StopRequest() as request:
+            try:
+                for hook in self.hooks:
+                    hook.before_train(self)
+                while self.step < self.last_step and not self.ending:
+                    for hook in self.hooks:
+                        hook.before_step(self)
+                    timed_out = self.stop_after_seconds is not None and time.monotonic() - began > self.stop_after_seconds
+                    stop = request.signal is not None or timed_out
+                    batches = self.batches.step(self.step, self.consumed, last=self.step + 1 >= self.last_step)
+                    self.train_step(self.step, batches, stop)
+                    self.step += 1
+                    self.consumed += self.batches.plan.global_batch
+                    self.finished = self.finished or self.step >= self.train_iter
+                    self.ending = self.step >= self.last_step or self.train_step.stop_seen
+                    for hook in self.hooks:
+                        hook.after_step(self)
+            finally:
+                for hook in self.hooks:
+                    hook.after_train(self)
+                self.batches.close()
+                self.signal = request.signal

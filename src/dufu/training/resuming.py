@@ -1,0 +1,86 @@
+"""What a resumed run may change: layout, logging, output, length. What would change the mathematics is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from dufu.config.lazy import as_config
+from dufu.config.load import LazyConfig
+from dufu.errors import CheckpointError, ConfigError
+from dufu.training.checkpoint import CheckpointReader
+
+# Everything under these keys decides the numbers. The data's content and order are compared by fingerprint instead of by path.
+MATHEMATICS = (
+    "model",
+    "optim",
+    "tokenization",
+    "dataloader.dataset",
+    "dataloader.split",
+    "dataloader.weights",
+    "dataloader.shuffle",
+    "train.seed",
+    "train.global_batch_size",
+    "train.scheduler",
+    "train.warmup_ratio",
+    "train.amp",
+    "train.ema",
+)
+
+
+def saved_config(reader: CheckpointReader) -> DictConfig:
+    """Return the effective config that a checkpoint was written under."""
+    config: DictConfig = LazyConfig.load(reader.folder / "config.yaml")
+    return config
+
+
+def inherit_batch(config: DictConfig, reader: CheckpointReader) -> None:
+    """Keep the run's global batch where the given config does not name one; accumulation then follows from the layout."""
+    if config.train.global_batch_size is None:
+        config.train.global_batch_size = int(reader.state["global_batch"])
+        config.train.num_accumulation_steps = None
+
+
+def _leaves(value: Any, path: str) -> dict[str, Any]:
+    if isinstance(value, dict) and value:
+        out: dict[str, Any] = {}
+        for key, inner in value.items():
+            out.update(_leaves(inner, f"{path}.{key}"))
+        return out
+    return {path: value}
+
+
+def compare_configs(reader: CheckpointReader, config: DictConfig, allowed: Sequence[str]) -> None:
+    """Raise when the given config would change the numbers of the resumed run.
+
+    Args:
+        allowed: keys (or their parents) that may differ all the same.
+
+    Raises:
+        CheckpointError: names every key that differs, with both values.
+        ConfigError: an allowed key is none of those compared.
+    """
+    for key in allowed:
+        if not any(key == known or key.startswith(known + ".") or known.startswith(key + ".") for known in MATHEMATICS):
+            raise ConfigError(f"--allow-change {key}: not a key that is compared; those are {', '.join(MATHEMATICS)}")
+    before = OmegaConf.to_container(as_config(saved_config(reader)), resolve=True)
+    after = OmegaConf.to_container(OmegaConf.create(LazyConfig.to_yaml(config)), resolve=True)
+    different = []
+    for key in MATHEMATICS:
+        old, new = _leaves(_select(before, key), key), _leaves(_select(after, key), key)
+        for path in sorted({*old, *new}):
+            if old.get(path) != new.get(path) and not any(path == a or path.startswith(a + ".") for a in allowed):
+                different.append(f"{path} was {old.get(path)!r}, is now {new.get(path)!r}")
+    if different:
+        raise CheckpointError(
+            f"resuming {reader.folder} would change the numbers: {'; '.join(different)}; "
+            f"restore the values or add --allow-change KEY"
+        )
+
+
+def _select(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, dict) else None
+    return config
