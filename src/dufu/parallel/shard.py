@@ -53,7 +53,9 @@ class FlatShard:
         self.resident = True
         for info, offset in zip(infos, self.offsets):
             shape = info.local_shape
-            give_memory(info, self.full[offset : offset + math.prod(shape)].view(shape))
+            give_memory(info, torch.empty(0, dtype=dtype, device=device))
+            # Through `.data` the parameter keeps a version counter of its own: filling the buffer again is no change of it.
+            info.parameter.data = self.full[offset : offset + math.prod(shape)].view(shape)
 
     def gather(self) -> None:
         """Fill the buffer from every process's stretch."""
