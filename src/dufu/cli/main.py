@@ -24,7 +24,7 @@ for verb in (train.command, evaluate.command, generate.command, preprocess.comma
     app.command(name=getattr(verb, "verb", verb.__name__))(verb)
 
 # Typer carries its own copy of click, whose base of all usage errors it does not export by name.
-_UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_UsageError: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.__name__ == "ClickException")  # type: ignore[assignment]
 _OVERRIDE = re.compile(r"^[+~]{0,2}[A-Za-z_][\w.]*=")
 
 
@@ -77,9 +77,8 @@ def run(arguments: Sequence[str]) -> int:
         return stop.exit_code
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            print(error.format_message())
             return 0
-        return fail(error.format_message())
+        return fail(str(getattr(error, "message", error)))
     except DufuError as error:
         if traceback:
             raise

@@ -26,8 +26,8 @@ def command(
     for package in trust or []:
         trust_package(package)
     if nproc > 1 and "RANK" not in os.environ:
-        from dufu.parallel.layout import layout_from_config
         from dufu.parallel.launch import launch
+        from dufu.parallel.layout import layout_from_config
         from dufu.training.effective import effective_config, refuse_unbuilt
 
         checked = effective_config(config, overrides or [], data or [], fast_dev_run)

@@ -26,7 +26,7 @@ def coerce(value: Any, annotation: Any, where: str) -> Any:
     Raises:
         ConfigError: it is of another type; the message names the key, the value and the type.
     """
-    if annotation is Any or annotation is None and value is None or isinstance(value, Mapping) and "_target_" in value:
+    if annotation is Any or (annotation is None and value is None) or (isinstance(value, Mapping) and "_target_" in value):
         return value
     origin = get_origin(annotation)
     if origin in (Union, types.UnionType):
@@ -45,7 +45,7 @@ def coerce(value: Any, annotation: Any, where: str) -> Any:
     if origin is Literal:
         allowed = get_args(annotation)
         for option in allowed:
-            if value == option and type(value) is type(option) or str(value) == str(option):
+            if (value == option and type(value) is type(option)) or str(value) == str(option):
                 return option
         raise ConfigError(f"{where}={value!r}: one of {', '.join(map(str, allowed))}{nearest(str(value), map(str, allowed))}")
     if origin in (list, tuple, typing.Sequence) or annotation in (list, tuple):
@@ -133,14 +133,14 @@ def check_section(value: Any, cls: type, where: str) -> dict[str, Any]:
         elif item.name in value:
             out[item.name] = check_calls(coerce(value[item.name], kind, path), path)
         else:
-            out[item.name] = item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
+            out[item.name] = item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc,operator]
     return out
 
 
 def check_arguments(values: Mapping[str, Any], target: Any, where: str) -> dict[str, Any]:
     """Return the arguments of a call, each known to the target and of its annotated type."""
     accepted = parameters(target)
-    function = target.__init__ if isinstance(target, type) else target
+    function: Any = vars(target).get("__init__", target) if isinstance(target, type) else target
     try:
         hints = get_type_hints(getattr(function, "__wrapped__", function))
     except (NameError, TypeError, AttributeError):
@@ -189,7 +189,7 @@ def check_config(cfg: Any) -> DictConfig:
     assert isinstance(plain, dict)
     for name, value in plain.items():
         if name not in known:
-            raise ConfigError(f'the config has no section "{name}"{nearest(str(name), known)}')
+            raise ConfigError(f'the config has no section "{name!s}"{nearest(str(name), known)}')
         if name in SECTIONS:
             out[str(name)] = check_section(value, SECTIONS[str(name)], str(name))
         elif isinstance(value, str):

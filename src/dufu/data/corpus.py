@@ -16,7 +16,11 @@ def is_json_lines(path: str | Path) -> bool:
 
 
 def read_documents(
-    path: str | Path, documents: str = "lines", text_key: str = "text", errors: str = "strict", skipped: Counter[str] | None = None
+    path: str | Path,
+    documents: str = "lines",
+    text_key: str = "text",
+    errors: str = "strict",
+    skipped: Counter[str] | None = None,
 ) -> Iterator[str]:
     """Yield the documents of a raw file.
 

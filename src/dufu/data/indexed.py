@@ -46,7 +46,7 @@ class IndexedWriter:
         self._lengths: list[npt.NDArray[np.int32]] = []
         self._documents: list[npt.NDArray[np.int64]] = [np.zeros(1, np.int64)]
         self._sequences = 0
-        info = np.iinfo(self.dtype) if np.issubdtype(self.dtype, np.integer) else None
+        info = np.iinfo(self.dtype) if np.issubdtype(self.dtype, np.integer) else None  # type: ignore[type-var]
         self._range = (int(info.min), int(info.max)) if info else None
 
     def add_document(self, *sequences: npt.NDArray[np.integer] | Sequence[int]) -> None:

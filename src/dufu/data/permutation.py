@@ -14,7 +14,8 @@ def _mix(x: _Words) -> _Words:
     """Return SplitMix64's finaliser of each word."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    mixed: _Words = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 def permute(numbers: Numbers, size: int, seed: int, epoch: int | Numbers) -> Numbers:

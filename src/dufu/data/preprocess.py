@@ -110,7 +110,11 @@ def preprocess(
     made = {
         "format": FORMAT,
         "inputs": [{"path": str(f), "sha256": file_hash(f)} for f in files],
-        "tokenizer": {"source": tokenizer.source, "fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size},
+        "tokenizer": {
+            "source": tokenizer.source,
+            "fingerprint": tokenizer.fingerprint,
+            "vocab_size": tokenizer.vocab_size,
+        },
         "options": {"documents": documents, "text_key": text_key, "errors": errors, "append_eod": append_eod},
         **counts,
         "skipped": {reason: n for reason, n in skipped.items() if n},

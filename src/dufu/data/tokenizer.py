@@ -90,7 +90,10 @@ class TextTokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tokenizer.json").write_text(self.tokenizer.to_str(pretty=True), encoding="utf-8")
         names = {"eod": "eos_token", "pad": "pad_token", "cls": "cls_token", "sep": "sep_token", "mask": "mask_token"}
-        config: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        config: dict[str, object] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+        }
         config |= {names[role]: self.token(number) for role, number in self._roles.items() if number is not None}
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1, ensure_ascii=False), encoding="utf-8")
 

@@ -146,7 +146,8 @@ class Attention(nn.Module):
                 )
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+        return heads
 
     def forward(
         self,
@@ -169,9 +170,7 @@ class Attention(nn.Module):
         else:
             fused = self.query_key_value(hidden)
             unit = fused.shape[-1] // (self.heads + 2 * self.kv_heads)
-            q, k, v = (
-                self._heads(t) for t in fused.split((unit * self.heads, unit * self.kv_heads, unit * self.kv_heads), -1)
-            )
+            q, k, v = (self._heads(t) for t in fused.split((unit * self.heads, unit * self.kv_heads, unit * self.kv_heads), -1))
             if cache is not None:
                 k, v = cache.append(k, v)
         first_head = self.output.split.rank * q.shape[1]

@@ -68,7 +68,10 @@ def token_keys(seed: int, step: int | Tensor, samples: Tensor, positions: Tensor
     Returns:
         (B, T) int64.
     """
-    base = torch.as_tensor(stable_hash("dropout", seed), device=samples.device) + torch.as_tensor(step, device=samples.device) * _GOLDEN
+    base = (
+        torch.as_tensor(stable_hash("dropout", seed), device=samples.device)
+        + torch.as_tensor(step, device=samples.device) * _GOLDEN
+    )
     per_sample = mix_(samples.long() * _GOLDEN + mix_(base.clone()))
     return mix_(per_sample.unsqueeze(-1) + positions.long() * _GOLDEN)
 

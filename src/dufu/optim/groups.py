@@ -50,7 +50,10 @@ def get_default_optimizer_params(
         ConfigError: both clip names disagree, or bias is set both ways.
     """
     limit = clip_setting(clip_grad_max_norm, clip_grad_norm)
-    defaults: dict[str, Any] = {"clip_grad_max_norm": 1.0 if limit is None else limit, "clip_grad_norm_type": clip_grad_norm_type}
+    defaults: dict[str, Any] = {
+        "clip_grad_max_norm": 1.0 if limit is None else limit,
+        "clip_grad_norm_type": clip_grad_norm_type,
+    }
     if base_lr is not None:
         defaults["lr"] = base_lr
     if weight_decay is not None:

@@ -79,9 +79,7 @@ def layout_from_config(train: Any, world: int) -> ParallelLayout:
     if dist.sequence_parallel:
         raise NotBuiltError("sequence parallelism is not built yet; set train.dist.sequence_parallel=false")
     if zero.stage is not None and not zero.enabled:
-        raise LayoutError(
-            f"train.zero_optimization.stage={zero.stage} but train.zero_optimization.enabled=false; set enabled=true"
-        )
+        raise LayoutError(f"train.zero_optimization.stage={zero.stage} but train.zero_optimization.enabled=false; set enabled=true")
     tensor = dist.tensor_parallel_size
     if tensor < 1:
         raise LayoutError(f"train.dist.tensor_parallel_size={tensor}: at least 1")

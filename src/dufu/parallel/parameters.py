@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dufu.compat import storage_identity
 from dufu.errors import DufuError
 from dufu.layers.initial import Initial
 from dufu.layers.random import stable_hash
-from dufu.parallel.region import Region, whole_region
+from dufu.parallel.region import Region, copy_overlap, whole_region
 
 
 @dataclass(eq=False)
@@ -96,7 +97,7 @@ def describe(
                 continue
             seen.add(parameter)
             name = f"{prefix}.{leaf}" if prefix else leaf
-            storage = parameter.untyped_storage()._cdata
+            storage = storage_identity(parameter)
             if storage in storages:
                 raise DufuError(
                     f"{storages[storage]} and {name} are two parameters on one tensor; assign one parameter to both places "
@@ -132,8 +133,6 @@ def fill(info: ParameterInfo, seed: int, memory: Tensor, region: Region) -> None
         for block, view in region.views(memory):
             info.rule.fill(view, seed, info.name, block.row, block.col)
         return
-    from dufu.parallel.region import copy_overlap
-
     whole = _from_reset(info, seed)
     copy_overlap(memory, region, whole.view(-1), whole_region(info.shape))
 

@@ -28,7 +28,13 @@ class FlatShard:
     """One flat buffer and this process's stretch of it."""
 
     def __init__(
-        self, infos: list[ParameterInfo], options: Options, data: Communicator, device: torch.device, dtype: torch.dtype, seed: int
+        self,
+        infos: list[ParameterInfo],
+        options: Options,
+        data: Communicator,
+        device: torch.device,
+        dtype: torch.dtype,
+        seed: int,
     ) -> None:
         self.infos, self.data, self.dtype = infos, data, dtype
         self.trained = infos[0].parameter.requires_grad
@@ -111,8 +117,8 @@ class ShardedParameters:
         for unit in order:
             for info in infos:
                 if info.unit == unit:
-                    key = (unit, json.dumps(options.get(info.parameter, {}), sort_keys=True, default=str))
-                    key += (info.divided, info.parameter.requires_grad)
+                    settings = json.dumps(options.get(info.parameter, {}), sort_keys=True, default=str)
+                    key = (unit, settings, info.divided, info.parameter.requires_grad)
                     groups.setdefault(key, []).append(info)
         self.flats: list[FlatShard] = []
         for group in groups.values():

@@ -93,7 +93,7 @@ def split_model(model: nn.Module, communicator: Communicator) -> dict[nn.Paramet
     for module in model.modules():
         if not hasattr(module, "split"):
             continue
-        module.split = split
+        module.split = split  # type: ignore[assignment]
         rules: dict[str, SplitRule] = getattr(module, "splits", {})
         for leaf, rule in rules.items():
             whole = getattr(module, leaf, None)

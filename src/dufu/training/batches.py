@@ -21,7 +21,9 @@ Numbers = npt.NDArray[np.int64]
 _FIELDS = ("input_ids", "labels", "positions", "documents", "padding", "token_types")
 
 
-def to_batch(samples: list[dict[str, npt.NDArray[Any]]], numbers: Numbers, seed: int, step: int | None, device: torch.device) -> Batch:
+def to_batch(
+    samples: list[dict[str, npt.NDArray[Any]]], numbers: Numbers, seed: int, step: int | None, device: torch.device
+) -> Batch:
     """Stack samples into a batch.
 
     Args:
@@ -29,7 +31,7 @@ def to_batch(samples: list[dict[str, npt.NDArray[Any]]], numbers: Numbers, seed:
         step: number of the step, or None outside training: no dropout keys.
     """
     arrays = {name: torch.from_numpy(value) for name, value in collate(samples).items()}
-    known = {name: arrays[name] for name in _FIELDS if name in arrays}
+    known: dict[str, Any] = {name: arrays[name] for name in _FIELDS if name in arrays}
     extra = {name: value for name, value in arrays.items() if name not in _FIELDS}
     batch = Batch(**known, extra=extra)
     if step is not None:

@@ -274,7 +274,9 @@ class CheckpointReader:
         if records is None:
             raise CheckpointError(f"{self.folder}: holds no {kind} of {name}")
         if tuple(records[0]["shape"]) != piece.info.shape:
-            raise CheckpointError(f"{self.folder}: {name} has shape {records[0]['shape']}, the model needs {list(piece.info.shape)}")
+            raise CheckpointError(
+                f"{self.folder}: {name} has shape {records[0]['shape']}, the model needs {list(piece.info.shape)}"
+            )
         memory[region.numel :].zero_()
         copied = 0
         for record in records:

@@ -70,11 +70,11 @@ def build_dataset(config: DictConfig, tokenizer: TextTokenizer, split: str, proc
         number = 0 if own else SPLITS.index(split)
         first, last = bounds[number], bounds[number + 1]
         if first < last and source.document_start(last) - source.document_start(first) >= 2:
-            parts.append(
-                instantiate(loader.dataset, source=source, tokenizer=tokenizer, first_document=first, last_document=last)
-            )
+            parts.append(instantiate(loader.dataset, source=source, tokenizer=tokenizer, first_document=first, last_document=last))
         elif split == "train":
-            raise DataError(f"{source.prefix}: the training split holds documents {first} to {last} of {count}, too few for a sample")
+            raise DataError(
+                f"{source.prefix}: the training split holds documents {first} to {last} of {count}, too few for a sample"
+            )
     if not parts:
         if required:
             raise DataError(f"the {split} split is empty: {list(loader.split)} of the documents in {', '.join(map(str, files))}")

@@ -66,7 +66,13 @@ def effective_config(
         else:
             config[name] = written[name]
     if fast_dev_run:
-        overrides = [*overrides, "train.train_iter=20", "train.train_epoch=0", "train.evaluation.eval_period=10", "train.log_period=1"]
+        overrides = [
+            *overrides,
+            "train.train_iter=20",
+            "train.train_epoch=0",
+            "train.evaluation.eval_period=10",
+            "train.log_period=1",
+        ]
     apply_overrides(config, overrides)
     if data:
         config.dataloader.data = [str(d) for d in data]
@@ -79,7 +85,7 @@ def _lay_over(base: DictConfig, written: DictConfig, where: str) -> None:
         value = written[key]
         held = base[key] if key in base else None
         if isinstance(value, DictConfig) and isinstance(held, DictConfig) and "_target_" not in value and "_target_" not in held:
-            _lay_over(held, value, f"{where}.{key}")
+            _lay_over(held, value, f"{where}.{key!s}")
         else:
             base[key] = value
 

@@ -55,9 +55,7 @@ def evaluate(
     model.eval()
     try:
         with torch.no_grad():
-            for batch in evaluation_batches(
-                dataset, micro, processes.data.rank, processes.data.size, processes.device, limit
-            ):
+            for batch in evaluation_batches(dataset, micro, processes.data.rank, processes.data.size, processes.device, limit):
                 with precision.autocast(processes.device):
                     sums = model(batch)
                 for name, value in sums.items():

@@ -46,7 +46,8 @@ class MetricsHook(Hook):
         step = trainer.train_step
         self._skipped += step.skipped
         first_bad = step.skipped and not self.skips_allowed
-        if trainer.step % self.period == 0 or trainer.ending or first_bad:
+        # An early end leaves the running period to the checkpoint, so that the file reads as if nothing had happened.
+        if trainer.step % self.period == 0 or (trainer.finished and trainer.ending) or first_bad:
             self._report(trainer)
         if first_bad:
             numbers = trainer.batches.feed.step_numbers(trainer.consumed - trainer.batches.plan.global_batch)
@@ -123,7 +124,14 @@ class EvaluationHook(Hook):
         self, sink: Sink, dataset: Any, period: int, micro: int, precision: Precision, limit: int, metric: str, mode: str,
         patience: int | None, min_delta: float,
     ) -> None:  # fmt: skip
-        self.sink, self.dataset, self.period, self.micro, self.precision, self.limit = sink, dataset, period, micro, precision, limit
+        self.sink, self.dataset, self.period, self.micro, self.precision, self.limit = (
+            sink,
+            dataset,
+            period,
+            micro,
+            precision,
+            limit,
+        )
         self.metric, self.mode, self.patience, self.min_delta = metric, mode, patience, min_delta
         self.best: float | None = None
         self.best_step = 0

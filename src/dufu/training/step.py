@@ -82,8 +82,8 @@ class TrainStep:
             store.start_micro_batch(last=number == len(batches) - 1)
             with self.precision.autocast(device):
                 sums: dict[str, Tensor] = model(batch)
-            loss = sum(sums[name].float() / counts[by] for name, by in model.objectives.items())
-            (loss * scale).backward()
+            losses = [sums[name].float() / counts[by] for name, by in model.objectives.items()]
+            (torch.stack(losses).sum() * scale).backward()
             store.end_micro_batch()
             for name, value in sums.items():
                 self.totals.add(name, value)
@@ -117,4 +117,3 @@ class TrainStep:
             self.optimizer.grad_scale = inverse  # type: ignore[attr-defined]
         elif factor != 1.0:
             torch._foreach_mul_([e.tensor.grad for e in self.distributed.store.entries if e.tensor.grad is not None], factor)
-

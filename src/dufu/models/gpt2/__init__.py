@@ -3,4 +3,4 @@
 from dufu.models.gpt2.model import GPT2
 from dufu.models.gpt2.sizes import SIZES
 
-__all__ = ["SIZES", "GPT2"]
+__all__ = ["GPT2", "SIZES"]

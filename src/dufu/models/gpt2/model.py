@@ -34,7 +34,8 @@ class GPT2Embedding(nn.Module):
         length = self.position.num_embeddings
         if batch.caches is None and batch.input_ids.shape[1] > length:
             raise LayoutError(f"{batch.input_ids.shape[1]} tokens do not fit into max_seq_length={length}")
-        return self.dropout(self.word(batch.input_ids) + self.position(batch.positions), batch.keys)
+        hidden: Tensor = self.dropout(self.word(batch.input_ids) + self.position(batch.positions), batch.keys)
+        return hidden
 
 
 class GPT2Layer(nn.Module):
