@@ -19,6 +19,8 @@ class LayerNorm(Described):
         bias: whether there is a bias.
     """
 
+    is_norm = True
+
     def __init__(self, normalized_shape: int, eps: float = 1e-5, elementwise_affine: bool = True, bias: bool = True) -> None:
         super().__init__()
         self.normalized_shape, self.eps = normalized_shape, eps
@@ -39,6 +41,8 @@ class RMSNorm(Described):
         normalized_shape: size of the last dimension.
         eps: added to the mean square.
     """
+
+    is_norm = True
 
     def __init__(self, normalized_shape: int, eps: float = 1e-6) -> None:
         super().__init__()

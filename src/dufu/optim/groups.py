@@ -7,13 +7,17 @@ from typing import Any
 from torch import nn
 
 from dufu.errors import ConfigError
-from dufu.layers.norm import LayerNorm, RMSNorm
 
 NORMS: tuple[type[nn.Module], ...] = (
-    LayerNorm, RMSNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.LocalResponseNorm,
+    nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.LocalResponseNorm,
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
     nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
 )  # fmt: skip
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Say whether a module is a normalisation layer: one of PyTorch's, or one that declares `is_norm`."""
+    return isinstance(module, NORMS) or bool(getattr(module, "is_norm", False))
 
 
 def clip_setting(max_norm: float | None, alias: float | None) -> float | None:
@@ -72,7 +76,7 @@ def get_default_optimizer_params(
                 continue
             seen.add(parameter)
             settings = dict(defaults)
-            if isinstance(module, NORMS) and weight_decay_norm is not None:
+            if is_norm(module) and weight_decay_norm is not None:
                 settings["weight_decay"] = weight_decay_norm
                 if overrides and leaf in overrides:
                     settings.update(overrides[leaf])
