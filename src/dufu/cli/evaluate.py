@@ -2,9 +2,55 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from typing import Annotated
 
-def command() -> None:
-    """Placeholder."""
+import typer
+
+
+def command(
+    folder: Annotated[str, typer.Argument(help="A run's folder or a checkpoint.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value settings, such as train.dist.tensor_parallel_size=2.")
+    ] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Files to evaluate on, whole; default: the run's own split.")] = None,
+    split: Annotated[str, typer.Option(help='Without --data: "valid", "test" or "train".')] = "valid",
+    nproc: Annotated[int, typer.Option(help="Processes to start on this host.", min=1)] = 1,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Measure a trained model on data: each sample once, the same numbers for any batch size and layout."""
+    from dufu.errors import ConfigError, nearest
+
+    if split not in ("train", "valid", "test"):
+        raise ConfigError(f'--split {split}: one of "train", "valid", "test"{nearest(split, ("train", "valid", "test"))}')
+    if nproc > 1 and "RANK" not in os.environ:
+        from dufu.parallel.launch import launch
+        from dufu.training.load import find_checkpoint
+
+        find_checkpoint(folder)
+        return launch(sys.argv[1:], nproc)
+    import json
+
+    from dufu.parallel.process import leave
+    from dufu.training.data import build_dataset
+    from dufu.training.evaluation import evaluate
+    from dufu.training.load import load
+
+    loaded = load(folder, overrides or [])
+    if data:
+        loaded.config.dataloader.valid_data = list(data)
+    dataset = build_dataset(loaded.config, loaded.tokenizer, "valid" if data else split, loaded.processes)
+    found = evaluate(loaded.distributed, dataset, loaded.config.train.test_micro_batch_size, loaded.precision)
+    if loaded.processes.is_main:
+        record = {"step": loaded.step, "split": "data" if data else split, "samples": len(dataset), **found}
+        print(
+            json.dumps(record)
+            if json_lines
+            else "  ".join(f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items())
+        )
+    leave()
+    return 0
 
 
 command.verb = "eval"  # type: ignore[attr-defined]

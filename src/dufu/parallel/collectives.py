@@ -50,7 +50,7 @@ class Communicator:
             out.copy_(x)
             return None
         self._count("all_gather", x)
-        return dist.all_gather_into_tensor(out, x, group=self.group, async_op=async_op)
+        return dist.all_gather_single(out, x, group=self.group, async_op=async_op)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """Return this member's part of the sum of every member's flat `x`, whose length is a multiple of the size.
@@ -63,7 +63,7 @@ class Communicator:
         self._count("reduce_scatter", x)
         if x.is_cuda:
             out = torch.empty(x.numel() // self.size, dtype=x.dtype, device=x.device)
-            dist.reduce_scatter_tensor(out, x, group=self.group)
+            dist.reduce_scatter_single(out, x, group=self.group)
             return out
         received = torch.empty_like(x)
         dist.all_to_all_single(received, x, group=self.group)

@@ -260,14 +260,21 @@ def _checkpoint_of(folder: str) -> Path:
     return found
 
 
-def build_model(config: DictConfig, processes: Processes, precision: Precision) -> Distributed:
-    """Return the model of a config, laid out over the processes, its weights made from the seed."""
+def build_model(config: DictConfig, processes: Processes, precision: Precision, trained: bool = True) -> Distributed:
+    """Return the model of a config, laid out over the processes, its weights made from the seed.
+
+    Args:
+        trained: whether there will be gradients; otherwise nothing is prepared for an optimizer.
+    """
 
     def make() -> ChainModel:
         model: ChainModel = instantiate(config.model)
         return model
 
     def groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+        if not trained:
+            model.requires_grad_(False)
+            return []
         if "optim" not in config:
             raise ConfigError('the config has no section "optim"')
         found: list[dict[str, Any]] = instantiate(config.optim.params, model=model)
@@ -280,7 +287,7 @@ def build_model(config: DictConfig, processes: Processes, precision: Precision) 
         groups,
         seed=config.train.seed,
         compute_dtype=precision.compute_dtype,
-        master=precision.master,
+        master=precision.master and trained,
         recompute=checkpointing.mode if checkpointing.enabled else None,
         compile_units=config.graph.enabled,
     )

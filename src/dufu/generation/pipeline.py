@@ -1,0 +1,134 @@
+"""Prompts in, texts out, from a run's folder, in any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dufu.errors import ConfigError, nearest
+from dufu.generation.decoding import Decoding, decode
+from dufu.training.load import Loaded, load
+
+
+@dataclass(frozen=True)
+class Generated:
+    """One prompt's result.
+
+    Args:
+        prompt: the prompt.
+        text: what follows it.
+        tokens: the new tokens.
+    """
+
+    prompt: str
+    text: str
+    tokens: list[int]
+
+
+class TextGenerationPipeline:
+    """Continues prompts with a trained model.
+
+    Args:
+        folder: a run's folder or a checkpoint.
+        overrides: `key=value` texts, such as `train.dist.tensor_parallel_size=2`.
+        batch_size: prompts decoded together on one process.
+    """
+
+    def __init__(self, folder: str | Path | Loaded, overrides: Sequence[str] = (), batch_size: int = 16) -> None:
+        self.loaded = folder if isinstance(folder, Loaded) else load(folder, overrides)
+        model = self.loaded.distributed.model
+        if not getattr(model, "causal", False):
+            raise ConfigError(f"{type(model).__name__} fills masks, it does not continue text; train a causal model such as gpt2")
+        self.batch_size = batch_size
+
+    def __call__(
+        self, prompts: str | Sequence[str], on_text: Callable[[str], None] | None = None, **settings: Any
+    ) -> list[Generated]:
+        """Continue each prompt; every process gets all results.
+
+        Args:
+            prompts: one text or several.
+            on_text: called with each new piece of text, for a single prompt.
+            settings: fields of `Decoding`; without `end_tokens` the tokenizer's end-of-document token ends a row.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        decoding = self.decoding(**settings)
+        tokenizer = self.loaded.tokenizer
+        encoded = [tokenizer.encode(text) for text in texts]
+        for text, ids in zip(texts, encoded):
+            if not ids:
+                raise ConfigError(f"prompt {text!r} has no tokens; give at least one character")
+        data = self.loaded.processes.data
+        mine = np.array_split(np.arange(len(texts)), data.size)[data.rank].tolist()
+        # Rows of one length need no padding; results go back to their places.
+        order = sorted(mine, key=lambda i: len(encoded[i]))
+        repeats = _numbered(encoded)
+        found: dict[int, list[int]] = {}
+        stream = self._stream(on_text) if on_text and len(texts) == 1 else None
+        for start in range(0, len(order), self.batch_size):
+            chosen = order[start : start + self.batch_size]
+            rows = decode(
+                self.loaded.distributed.model,
+                [encoded[i] for i in chosen],
+                decoding,
+                self.loaded.processes.device,
+                on_token=stream,
+                repeats=[repeats[i] for i in chosen],
+            )
+            found.update(zip(chosen, rows))
+        for part in data.objects(found):
+            found.update(part)
+        return [Generated(text, tokenizer.decode(found[i]), found[i]) for i, text in enumerate(texts)]
+
+    def decoding(self, **settings: Any) -> Decoding:
+        """Return the settings as a Decoding; an unknown name is an error."""
+        known = [item.name for item in fields(Decoding)]
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"no decoding setting is called {name}{nearest(name, known)}")
+        decoding = Decoding(**settings)
+        if not decoding.end_tokens and self.loaded.tokenizer.has("eod"):
+            decoding = replace(decoding, end_tokens=(self.loaded.tokenizer.eod,))
+        return decoding
+
+    def _stream(self, on_text: Callable[[str], None]) -> Callable[[list[int]], None]:
+        """Return a token callback that passes on whole characters only."""
+        tokens: list[int] = []
+        shown = ""
+
+        def take(step: list[int]) -> None:
+            nonlocal shown
+            if step[0] >= 0:
+                tokens.append(step[0])
+            text = self.loaded.tokenizer.decode(tokens)
+            if text.startswith(shown) and not text.endswith("�"):
+                on_text(text[len(shown) :])
+                shown = text
+
+        return take
+
+
+def _numbered(encoded: Sequence[Sequence[int]]) -> list[int]:
+    """Return how often each prompt came before, so that equal prompts get texts of their own, wherever they are decoded."""
+    seen: dict[tuple[int, ...], int] = {}
+    out = []
+    for ids in encoded:
+        out.append(seen.get(tuple(ids), 0))
+        seen[tuple(ids)] = out[-1] + 1
+    return out
+
+
+def generate(folder: str | Path, prompts: str | Sequence[str], overrides: Sequence[str] = (), **settings: Any) -> list[str]:
+    """Return the continuation of each prompt.
+
+    Args:
+        folder: a run's folder or a checkpoint.
+        prompts: one text or several.
+        overrides: `key=value` texts.
+        settings: fields of `Decoding`, such as max_new_tokens=50, temperature=0.8, top_k=40, seed=1.
+    """
+    return [result.text for result in TextGenerationPipeline(folder, overrides)(prompts, **settings)]

@@ -1,0 +1,104 @@
+"""Open a trained model, in any layout, for evaluation and generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from dufu.data.tokenizer import TextTokenizer, load_tokenizer
+from dufu.errors import CheckpointError, NotBuiltError
+from dufu.parallel.build import Distributed
+from dufu.parallel.layout import layout_from_config
+from dufu.parallel.process import Processes, choose_device, join, settle_allocator, settle_threads, world_size
+from dufu.training.checkpoint import CheckpointReader, latest_checkpoint, load_weights
+from dufu.training.data import tokenizer_from_config
+from dufu.training.effective import effective_config
+from dufu.training.precision import Precision, precision_from_config
+from dufu.training.run import build_model
+
+
+@dataclass
+class Loaded:
+    """A trained model ready to run.
+
+    Args:
+        distributed: the model, laid out over the processes, in evaluation mode.
+        tokenizer: the run's.
+        config: the run's effective config, with this call's layout.
+        precision: of forward passes.
+        checkpoint: the folder the weights came from.
+        step: updates they have seen.
+    """
+
+    distributed: Distributed
+    tokenizer: TextTokenizer
+    config: DictConfig
+    precision: Precision
+    checkpoint: Path
+    step: int
+
+    @property
+    def processes(self) -> Processes:
+        """Return this process among the others."""
+        return self.distributed.processes
+
+
+def find_checkpoint(folder: str | Path) -> Path:
+    """Return the checkpoint that a path names: itself, or the newest of a run's folder.
+
+    Raises:
+        CheckpointError: there is no complete one.
+    """
+    path = Path(folder)
+    if (path / "manifest.json").is_file():
+        return path
+    found = latest_checkpoint(path / "checkpoints") or latest_checkpoint(path)
+    if found is not None:
+        return found
+    if (path / "config.json").is_file():
+        raise NotBuiltError(f"{path}: reading Hugging Face folders is not built yet; give a run's folder or a checkpoint of dufu")
+    raise CheckpointError(f"{path}: neither a run's folder nor a checkpoint (no complete checkpoint in {path}/checkpoints)")
+
+
+def load(folder: str | Path, overrides: Sequence[str] = (), data: Sequence[str] = ()) -> Loaded:
+    """Load a run's newest checkpoint, or the checkpoint of a folder, in the layout that the overrides and the processes give.
+
+    The run's own layout plays no part: without overrides all processes are data-parallel.
+
+    Args:
+        folder: a run's folder or one of its checkpoints.
+        overrides: `key=value` texts, such as `train.dist.tensor_parallel_size=2`.
+        data: files that replace the run's.
+
+    Raises:
+        DufuError: no complete checkpoint, a damaged one, or an impossible layout.
+    """
+    path = find_checkpoint(folder)
+    alone = ("train.dist.data_parallel_size=null", "train.dist.tensor_parallel_size=1")
+    unsharded = (
+        "train.zero_optimization.enabled=false",
+        "train.zero_optimization.stage=null",
+        "train.activation_checkpoint.enabled=false",
+    )
+    config = effective_config(path / "config.yaml", [*alone, *unsharded, *overrides], data)
+    layout = layout_from_config(config.train, world_size())
+    settle_allocator()
+    settle_threads(1)
+    processes = join(layout, choose_device(config.train.input_placement_device))
+    reader = CheckpointReader(path, verify=processes.is_main)
+    precision = precision_from_config(config.train.amp, processes.device)
+    distributed = build_model(config, processes, precision, trained=False)
+    load_weights(reader, distributed.store)
+    distributed.model.eval()
+    return Loaded(distributed, _tokenizer(path, config), config, precision, path, int(reader.state["step"]))
+
+
+def _tokenizer(checkpoint: Path, config: DictConfig) -> TextTokenizer:
+    """Return the tokenizer written into the run's folder, so that the folder can move; otherwise the one that the config names."""
+    for folder in (checkpoint / "tokenizer", checkpoint.parent.parent / "tokenizer"):
+        if (folder / "tokenizer.json").is_file():
+            return load_tokenizer(folder)
+    return tokenizer_from_config(config)
