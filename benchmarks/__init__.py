@@ -1,0 +1,1 @@
+"""Measurements beside peers, interleaved in one run; `make bench` runs them."""

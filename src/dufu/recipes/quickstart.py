@@ -1,0 +1,36 @@
+"""The quickstart's model: a GPT of four layers that learns Python's own help topics in about a minute on two cores."""
+
+from dufu.config import LazyCall, get_config
+
+train = get_config("common/train.py").train
+optim = get_config("common/optim.py").optim
+graph = get_config("common/models/graph.py").graph
+dataloader = get_config("common/data.py").dataloader
+tokenization = get_config("common/data.py").tokenization
+
+model = LazyCall("dufu.models.gpt2.GPT2")(
+    cfg=dict(
+        vocab_size=None,
+        hidden_layers=4,
+        hidden_size=192,
+        ffn_hidden_size=768,
+        num_attention_heads=6,
+        max_seq_length=128,
+        embedding_dropout_prob=0.1,
+        attention_dropout_prob=0.1,
+        output_dropout_prob=0.1,
+    )
+)
+dataloader.dataset = LazyCall("dufu.data.CausalLMDataset")(sequence_length=None)
+dataloader.split = [0.95, 0.05, 0.0]
+
+optim.lr = 2e-3
+train.output_dir = "./output/quickstart"
+train.train_micro_batch_size = None
+train.global_batch_size = 16
+train.train_iter = 300
+train.warmup_ratio = 0.05
+train.log_period = 20
+train.evaluation.eval_period = 100
+train.checkpointer.period = 100
+train.checkpointer.max_to_keep = 2
