@@ -28,6 +28,7 @@ from dufu.training.effective import effective_config, refuse_unbuilt, seconds
 from dufu.training.evaluation import evaluate
 from dufu.training.hooks import Hook
 from dufu.training.loop import Trainer
+from dufu.training.optimizer import build_optimizer, build_schedule
 from dufu.training.precision import LossScaler, Precision, precision_from_config
 from dufu.training.reporting import EvaluationHook, MetricsHook
 from dufu.training.resuming import compare_configs, inherit_batch
@@ -291,29 +292,6 @@ def build_model(config: DictConfig, processes: Processes, precision: Precision, 
         recompute=checkpointing.mode if checkpointing.enabled else None,
         compile_units=config.graph.enabled,
     )
-
-
-def build_optimizer(config: DictConfig, distributed: Distributed) -> tuple[torch.optim.Optimizer, float, float]:
-    """Return the optimizer over the store's entries, the largest gradient norm and the norm's type."""
-    groups = distributed.groups
-    limits = {(g.pop("clip_grad_max_norm", 0.0), g.pop("clip_grad_norm_type", 2.0)) for g in groups}
-    if len(limits) > 1:
-        raise ConfigError(f"optim.params: parameter groups have different clip norms {sorted(limits)}; there is one global norm")
-    limit, norm_type = limits.pop() if limits else (0.0, 2.0)
-    optimizer: torch.optim.Optimizer = instantiate(config.optim, params=groups)
-    return optimizer, float(limit), float(norm_type)
-
-
-def build_schedule(config: DictConfig, optimizer: torch.optim.Optimizer) -> Any:
-    """Return the learning-rate schedule over `train.train_iter` updates, warm-up by `train.warmup_ratio`."""
-    train = config.train
-    call = train.scheduler
-    if call is None:
-        call = LazyConfig.load(Path(__file__).parent.parent / "recipes/common/train.py").train.scheduler
-    given = {} if "warmup_iter" in call else {"warmup_iter": math.ceil(train.train_iter * train.warmup_ratio)}
-    if "max_iter" not in call:
-        given["max_iter"] = train.train_iter
-    return instantiate(call, optimizer=optimizer, **given)
 
 
 __all__ = ["Outcome", "train"]
