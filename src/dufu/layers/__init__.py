@@ -1,21 +1,26 @@
 """Layers to build on. Each works alone in anybody's code; each says how it may be split, and knows nothing of ranks."""
 
 from dufu.layers.attention import Attention, KeyValueCache
+from dufu.layers.bias import AlibiBias, RelativeBias
 from dufu.layers.dropout import Dropout, DropPath, drop_path
 from dufu.layers.embedding import Embedding, VocabEmbedding
 from dufu.layers.head import LMLogits, OutputEmbedding, Pooler
-from dufu.layers.initial import Constant, Normal
+from dufu.layers.initial import Constant, Normal, ZeroRow
 from dufu.layers.linear import Conv1D, Linear
 from dufu.layers.loss import CrossEntropyLoss, KLDivergenceLoss, ParallelCrossEntropyLoss
 from dufu.layers.mask import Mask, build_mask
 from dufu.layers.mlp import MLP, GatedMLP, build_activation
 from dufu.layers.norm import LayerNorm, RMSLayerNorm, RMSNorm
+from dufu.layers.patch import PatchEmbedding
+from dufu.layers.position import LearnedPositionalEmbedding, SinePositionalEmbedding
+from dufu.layers.rotary import Llama3Scaling, RotaryEmbedding, rotate
 from dufu.layers.transformer import TransformerLayer
 
 Linear1D = Linear
 
 __all__ = [
     "MLP",
+    "AlibiBias",
     "Attention",
     "Constant",
     "Conv1D",
@@ -28,18 +33,26 @@ __all__ = [
     "KeyValueCache",
     "LMLogits",
     "LayerNorm",
+    "LearnedPositionalEmbedding",
     "Linear",
     "Linear1D",
+    "Llama3Scaling",
     "Mask",
     "Normal",
     "OutputEmbedding",
     "ParallelCrossEntropyLoss",
+    "PatchEmbedding",
     "Pooler",
     "RMSLayerNorm",
     "RMSNorm",
+    "RelativeBias",
+    "RotaryEmbedding",
+    "SinePositionalEmbedding",
     "TransformerLayer",
     "VocabEmbedding",
+    "ZeroRow",
     "build_activation",
     "build_mask",
     "drop_path",
+    "rotate",
 ]

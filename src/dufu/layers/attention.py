@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dufu.errors import LayoutError
+from dufu.errors import ConfigError, LayoutError
 from dufu.layers.dropout import Dropout
 from dufu.layers.initial import Initial
 from dufu.layers.linear import Linear
-from dufu.layers.mask import Mask
+from dufu.layers.mask import Mask, as_mask
+from dufu.layers.rotary import Rotation, rotate
 
 
 @dataclass
@@ -58,33 +59,42 @@ def scaled_dot_product(
     """
     if k.shape[1] != q.shape[1]:
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
-    dropping = dropout is not None and dropout.training and dropout.p > 0
-    allowed = mask.allowed
-    if not dropping:
-        if bias is not None:
-            dense = mask.dense(q.shape[2], k.shape[2], q.device)
-            merged = bias if dense is None else bias.masked_fill(~dense, float("-inf"))
-            if mask.empty_rows and dense is not None:
-                merged = merged.masked_fill(~dense.any(-1, keepdim=True), 0.0)
-            out = functional.scaled_dot_product_attention(q, k, v, attn_mask=merged.to(q.dtype), scale=scale)
-        elif allowed is not None and mask.empty_rows:
-            some = allowed.any(-1, keepdim=True)
-            out = functional.scaled_dot_product_attention(q, k, v, attn_mask=allowed | ~some, scale=scale)
-        else:
-            return functional.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=mask.causal, scale=scale)
-        if mask.empty_rows and allowed is not None:
-            out = out.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
-        return out
-    assert dropout is not None
-    scores = torch.matmul(q * scale, k.transpose(-1, -2))
+    if dropout is not None and dropout.training and dropout.p > 0:
+        out = _explicit(q, k, v, mask, scale, dropout, keys, first_head, bias)
+    else:
+        out = _fused(q, k, v, mask, scale, bias)
+    return out if mask.empty is None else out.masked_fill(mask.empty, 0.0)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, bias: Tensor | None) -> Tensor:
+    queries, keys = q.shape[2], k.shape[2]
+    # The kernel's own causal mask aligns the first query with the first key; ours the last with the last.
+    if bias is None and mask.causal and queries == keys:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    dense = mask.dense(queries, keys, q.device)
+    if bias is not None:
+        dense = (bias if dense is None else bias.masked_fill(~dense, float("-inf"))).to(q.dtype)
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=dense, scale=scale)
+
+
+def _explicit(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float,
+    dropout: Dropout,
+    keys: Tensor | None,
+    first_head: int,
+    bias: Tensor | None,
+) -> Tensor:
+    scores = torch.matmul(q * scale, k.transpose(-1, -2))  # scaled first, so that fp16 does not overflow
     if bias is not None:
         scores = scores + bias
     dense = mask.dense(q.shape[2], k.shape[2], q.device)
     if dense is not None:
-        scores = scores.masked_fill(~dense, torch.finfo(scores.dtype).min)
+        scores = scores.masked_fill(~dense, float("-inf"))
     probs = torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype)
-    if mask.empty_rows and dense is not None:
-        probs = probs.masked_fill(~dense, 0.0)
     return torch.matmul(dropout.attention(probs, keys, first_head), v)
 
 
@@ -103,6 +113,9 @@ class Attention(nn.Module):
         scale: factor on the scores; None = 1/√head_size.
 
     Shapes: hidden (B, T, hidden_size), memory (B, S, hidden_size) → (B, T, hidden_size).
+
+    Raises:
+        LayoutError: a width or a number of heads does not divide.
     """
 
     def __init__(
@@ -125,7 +138,7 @@ class Attention(nn.Module):
         if self.heads % self.kv_heads:
             raise LayoutError(f"{self.heads} attention heads do not divide into groups for {self.kv_heads} key-value heads")
         self.head_size = head_size or hidden_size // num_attention_heads
-        self.scale = scale or 1.0 / math.sqrt(self.head_size)
+        self.scale = 1.0 / math.sqrt(self.head_size) if scale is None else scale
         self.is_cross_attention = is_cross_attention
         q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
         if is_cross_attention:
@@ -152,28 +165,53 @@ class Attention(nn.Module):
     def forward(
         self,
         hidden: Tensor,
-        mask: Mask,
+        mask: Mask | Tensor | None = None,
         keys: Tensor | None = None,
         memory: Tensor | None = None,
         cache: KeyValueCache | None = None,
         bias: Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
-        """Attend; `keys` are the dropout keys of the tokens, `memory` the other sequence of cross attention."""
+        """Attend.
+
+        Args:
+            hidden: (B, T, hidden_size).
+            mask: a Mask, or a bool tensor broadcastable to (B, H, T, S), True where attention is allowed; None = everywhere.
+            keys: (B, T) dropout keys of the tokens.
+            memory: (B, S, hidden_size), the other sequence of cross attention.
+            cache: keys and values of earlier tokens; new ones are added. Cross attention computes `memory`'s once.
+            bias: added to the scores, broadcastable to (B, heads of this process, T, S).
+            rotation: of queries and keys, from RotaryEmbedding.
+
+        Raises:
+            ConfigError: cross attention without memory, or memory or a rotation where they mean nothing.
+        """
         if self.is_cross_attention:
-            q = self._heads(self.query(hidden))
-            if cache is not None and cache.keys is not None and cache.values is not None:
-                k, v = cache.keys, cache.values
-            else:
-                k, v = (self._heads(t) for t in self.key_value(memory).chunk(2, -1))
-                if cache is not None:
-                    cache.append(k, v)
+            if rotation is not None:
+                raise ConfigError("cross attention has no common positions to rotate by; leave rotation out")
+            q, k, v = self._across(hidden, memory, cache)
         else:
-            fused = self.query_key_value(hidden)
-            unit = fused.shape[-1] // (self.heads + 2 * self.kv_heads)
-            q, k, v = (self._heads(t) for t in fused.split((unit * self.heads, unit * self.kv_heads, unit * self.kv_heads), -1))
-            if cache is not None:
-                k, v = cache.append(k, v)
+            if memory is not None:
+                raise ConfigError("memory was given to self-attention; build Attention(..., is_cross_attention=True)")
+            q, k, v = self._within(hidden, cache, rotation)
         first_head = self.output.split.rank * q.shape[1]
-        out = scaled_dot_product(q, k, v, mask, self.scale, self.dropout, keys, first_head, bias)
+        out = scaled_dot_product(q, k, v, as_mask(mask), self.scale, self.dropout, keys, first_head, bias)
         result: Tensor = self.output(out.transpose(1, 2).flatten(2))
         return result
+
+    def _within(self, hidden: Tensor, cache: KeyValueCache | None, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        fused = self.query_key_value(hidden)
+        unit = fused.shape[-1] // (self.heads + 2 * self.kv_heads)
+        q, k, v = (self._heads(t) for t in fused.split((unit * self.heads, unit * self.kv_heads, unit * self.kv_heads), -1))
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        return (q, k, v) if cache is None else (q, *cache.append(k, v))
+
+    def _across(self, hidden: Tensor, memory: Tensor | None, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
+        q = self._heads(self.query(hidden))
+        if cache is not None and cache.keys is not None and cache.values is not None:
+            return q, cache.keys, cache.values
+        if memory is None:
+            raise ConfigError("cross attention needs memory, the sequence to attend to")
+        k, v = (self._heads(t) for t in self.key_value(memory).chunk(2, -1))
+        return (q, k, v) if cache is None else (q, *cache.append(k, v))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dufu.errors import ConfigError
-from dufu.layers.random import derive, keep_mask, keep_scale, stable_hash
+from dufu.layers.random import derive, keep_mask, keep_scale, stable_hash, threshold
 
 
 class _Masked(torch.autograd.Function):
@@ -19,18 +19,24 @@ class _Masked(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(mask)
         ctx.scale = scale
-        return mask.to(x.dtype).mul_(scale).mul_(x)
+        # The scale comes last: a half-precision product of mask and scale would round the scale itself.
+        return mask.to(x.dtype).mul_(x).mul_(scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (mask,) = ctx.saved_tensors
-        return mask.to(grad.dtype).mul_(ctx.scale).mul_(grad), None, None
+        return mask.to(grad.dtype).mul_(grad).mul_(ctx.scale), None, None
 
 
 def masked(x: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Return x · mask · scale."""
     y: Tensor = _Masked.apply(x, mask, scale)
     return y
+
+
+def _check(what: str, p: float) -> None:
+    if not 0.0 <= p < 1.0 or threshold(p) == 65536:
+        raise ConfigError(f"{what} probability {p}: from 0 to below 1 (at most {65535 / 65536:.6f}: decisions are made on 16 bits)")
 
 
 class Dropout(nn.Module):
@@ -45,13 +51,12 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float = 0.0) -> None:
         super().__init__()
-        if not 0.0 <= p < 1.0:
-            raise ConfigError(f"dropout probability {p}: in [0, 1)")
+        _check("dropout", p)
         self.p = p
         self.place = stable_hash("place", "")
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        """x (B, T, F) and keys (B, T) → (B, T, F)."""
+        """x (…, F) and keys (…), such as (B, T, F) and (B, T) → the shape of x."""
         if not self.training or self.p == 0.0:
             return x
         if keys is None:
@@ -59,7 +64,13 @@ class Dropout(nn.Module):
         return masked(x, keep_mask(derive(keys, self.place), x.shape[-1], self.p), keep_scale(self.p))
 
     def attention(self, probs: Tensor, keys: Tensor | None, first_head: int) -> Tensor:
-        """Drop attention probabilities: probs (B, H, T, S), keys (B, T) of the queries → (B, H, T, S)."""
+        """Drop attention probabilities.
+
+        Args:
+            probs: (B, H, T, S).
+            keys: (B, T) of the queries.
+            first_head: number of this process's first head in the whole layer.
+        """
         if not self.training or self.p == 0.0:
             return probs
         if keys is None:
@@ -78,7 +89,10 @@ def drop_path(x: Tensor, p: float, keys: Tensor | None, place: int, scale_by_kee
 
     Args:
         x: (B, …).
+        p: probability of dropping a sample.
         keys: (B, T) token keys; the first of each sample decides. None = PyTorch's generator.
+        place: which of the model's branches it is.
+        scale_by_keep: divide what is kept by the probability of keeping it.
     """
     if keys is None:
         keep = torch.rand(x.shape[0], device=x.device) >= p
@@ -90,10 +104,11 @@ def drop_path(x: Tensor, p: float, keys: Tensor | None, place: int, scale_by_kee
 
 
 class DropPath(nn.Module):
-    """Stochastic depth as a module; see `drop_path`."""
+    """Stochastic depth as a module; see `drop_path`. Each branch needs one of its own, or branches fall together."""
 
     def __init__(self, p: float = 0.0, scale_by_keep: bool = True) -> None:
         super().__init__()
+        _check("drop path", p)
         self.p, self.scale_by_keep = p, scale_by_keep
         self.place = stable_hash("place", "")
 
@@ -102,6 +117,10 @@ class DropPath(nn.Module):
         if not self.training or self.p == 0.0:
             return x
         return drop_path(x, self.p, keys, self.place, self.scale_by_keep)
+
+    def extra_repr(self) -> str:
+        """Describe the layer for print(model)."""
+        return f"p={self.p}"
 
 
 def name_places(model: nn.Module) -> None:

@@ -6,55 +6,72 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dufu.layers.initial import Described, Initial, Normal
+from dufu.errors import ConfigError
+from dufu.layers.initial import Described, Initial, Normal, ZeroRow
 from dufu.layers.split import WHOLE, Split, SplitRule
 
 
 class Embedding(Described):
     """A table of `num_embeddings` rows, whole on every process.
 
-    Shapes: (…) integers → (…, embedding_dim).
+    Args:
+        num_embeddings, embedding_dim: rows and columns.
+        padding_idx: a row that begins as zero and that a look-up never trains; None = no such row.
+        init: how the other rows begin; None = a normal of standard deviation 0.02.
+
+    Shapes: (…) integers in [0, num_embeddings) → (…, embedding_dim).
+
+    Raises:
+        ConfigError: padding_idx is not a row of the table.
     """
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, init: Initial | None = None
     ) -> None:
         super().__init__()
+        if padding_idx is not None and not 0 <= padding_idx < num_embeddings:
+            raise ConfigError(f"padding_idx={padding_idx}: a row of the table, 0 to {num_embeddings - 1}")
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
+        rule: Initial = init or Normal(0.02)
         self.weight = nn.Parameter(torch.empty(num_embeddings, embedding_dim))
-        self.initial: dict[str, Initial] = {"weight": init or Normal(0.02)}
+        self.initial = {"weight": rule if padding_idx is None else ZeroRow(rule, padding_idx)}
         self.fill_alone()
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up each number's row."""
         return functional.embedding(ids, self.weight, self.padding_idx)
 
+    def extra_repr(self) -> str:
+        """Describe the layer for print(model)."""
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
 
-class VocabEmbedding(Described):
-    """A table whose rows are divided over tensor-parallel processes; its weight can serve as the output head too.
 
-    A vocabulary that does not divide is padded by rows that no checkpoint and no sample ever sees.
+class VocabEmbedding(Embedding):
+    """An Embedding whose rows are divided over tensor-parallel processes; its weight can serve as the output head too.
 
-    Shapes: (…) integers in [0, num_embeddings) → (…, embedding_dim).
+    A vocabulary that does not divide is padded by rows that no checkpoint and no sample ever sees. A head that is tied to the weight
+    does train the padding row, as its score is one of the head's.
     """
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, init: Initial | None = None
     ) -> None:
-        super().__init__()
-        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
+        super().__init__(num_embeddings, embedding_dim, padding_idx, init)
         self.split: Split = WHOLE
-        self.weight = nn.Parameter(torch.empty(num_embeddings, embedding_dim))
-        self.initial: dict[str, Initial] = {"weight": init or Normal(0.02)}
         self.splits = {"weight": SplitRule(0, padded=True)}
-        self.fill_alone()
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up each number's row; a process gives zeros for rows that it does not hold, and the parts are summed."""
         if self.split.size == 1:
-            return functional.embedding(ids, self.weight, self.padding_idx)
+            return super().forward(ids)
         rows = self.weight.shape[0]
-        local = ids - self.split.rank * rows
-        outside = (local < 0) | (local >= rows)
-        found = functional.embedding(local.masked_fill(outside, 0), self.weight)
-        return self.split.leave(found.masked_fill(outside.unsqueeze(-1), 0.0))
+        first = self.split.rank * rows
+        local = ids - first
+        elsewhere = (local < 0) | (local >= rows)
+        local = local.masked_fill(elsewhere, 0)
+        # What is no word at all stays an error of the look-up, as on one process, instead of reading a padding row.
+        local = local.masked_fill((ids < 0) | (ids >= self.num_embeddings), rows)
+        padding = None if self.padding_idx is None or not 0 <= self.padding_idx - first < rows else self.padding_idx - first
+        found = functional.embedding(local, self.weight, padding)
+        return self.split.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,16 @@ from dufu.layers.split import SplitRule
 _CHUNK = 1 << 20  # elements generated at a time, so that filling a large tensor needs little extra memory
 
 
+class Initial(Protocol):
+    """A rule for the values of a parameter before training."""
+
+    def fill(self, out: Tensor, seed: int, name: str, row: int, col: int) -> None:
+        """Fill `out` (rows, cols) with the rectangle of the parameter `name` that begins at (row, col)."""
+
+    def draw(self, out: Tensor) -> None:
+        """Fill a whole parameter from PyTorch's generator."""
+
+
 @dataclass(frozen=True)
 class Normal:
     """Gaussian with the given standard deviation."""
@@ -20,13 +31,17 @@ class Normal:
     std: float = 0.02
 
     def fill(self, out: Tensor, seed: int, name: str, row: int, col: int) -> None:
-        """Fill `out` (rows, cols) with the rectangle of the parameter that begins at (row, col)."""
+        """See Initial."""
         rows, cols = out.shape
         step = max(1, _CHUNK // max(1, cols))
         for start in range(0, rows, step):
             count = min(step, rows - start)
             block = normal_block(seed, name, row + start, count, col, cols, out.device)
             out[start : start + count].copy_(block.mul_(self.std))
+
+    def draw(self, out: Tensor) -> None:
+        """See Initial."""
+        out.normal_(0.0, self.std)
 
 
 @dataclass(frozen=True)
@@ -36,11 +51,36 @@ class Constant:
     value: float = 0.0
 
     def fill(self, out: Tensor, seed: int, name: str, row: int, col: int) -> None:
-        """Fill `out` with the value."""
+        """See Initial."""
+        out.fill_(self.value)
+
+    def draw(self, out: Tensor) -> None:
+        """See Initial."""
         out.fill_(self.value)
 
 
-Initial = Normal | Constant
+@dataclass(frozen=True)
+class ZeroRow:
+    """Another rule, but one row is zero: an embedding's padding row.
+
+    Args:
+        rule: for all other rows.
+        row: number of the row that is zero.
+    """
+
+    rule: Initial
+    row: int
+
+    def fill(self, out: Tensor, seed: int, name: str, row: int, col: int) -> None:
+        """See Initial."""
+        self.rule.fill(out, seed, name, row, col)
+        if row <= self.row < row + out.shape[0]:
+            out[self.row - row].zero_()
+
+    def draw(self, out: Tensor) -> None:
+        """See Initial."""
+        self.rule.draw(out)
+        out[self.row].zero_()
 
 
 class Described(nn.Module):
@@ -57,9 +97,5 @@ class Described(nn.Module):
         with torch.no_grad():
             for name, rule in self.initial.items():
                 parameter = getattr(self, name, None)
-                if parameter is None or parameter.is_meta:
-                    continue
-                if isinstance(rule, Normal):
-                    parameter.normal_(0.0, rule.std)
-                else:
-                    parameter.fill_(rule.value)
+                if parameter is not None and not parameter.is_meta:
+                    rule.draw(parameter)

@@ -31,7 +31,8 @@ class _DividedCrossEntropy(torch.autograd.Function):
         total = split.sum_(exps.sum(-1))
         local = targets - first
         inside = (local >= 0) & (local < rows)
-        index = local.masked_fill(~inside, 0).unsqueeze(-1)
+        # A label that is no word at all stays an error, as on one process.
+        index = local.masked_fill(~inside, 0).masked_fill((targets < 0) | (targets >= vocab), rows).unsqueeze(-1)
         picked = split.sum_(x.gather(-1, index).squeeze(-1).masked_fill(~inside, 0.0))
         log_total = total.log() + top
         loss = log_total - picked
@@ -102,13 +103,20 @@ def divided_argmax(logits: Tensor, split: Split, vocab_size: int) -> Tensor:
 
 @register_criterion("cross_entropy")
 class CrossEntropyLoss(torch.nn.Module):
-    """Cross-entropy as a module: (logits (…, V), labels (…)) → the sum over scored tokens; see `cross_entropy_sum`."""
+    """Cross-entropy as a module: (logits (…, V), labels (…)) → the sum over scored tokens; see `cross_entropy_sum`.
 
-    def __init__(self, ignore_index: int = IGNORE, label_smoothing: float = 0.0) -> None:
+    Args:
+        ignore_index: the label of what is not scored.
+        label_smoothing: share of the target's probability spread evenly over V, from 0 to 1.
+        vocab_size: V without padding; needed where tensor-parallel processes divide it.
+    """
+
+    def __init__(self, ignore_index: int = IGNORE, label_smoothing: float = 0.0, vocab_size: int | None = None) -> None:
         super().__init__()
-        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        if not 0.0 <= label_smoothing <= 1.0:
+            raise ConfigError(f"label_smoothing={label_smoothing}: from 0 to 1")
+        self.ignore_index, self.label_smoothing, self.vocab_size = ignore_index, label_smoothing, vocab_size
         self.split: Split = WHOLE
-        self.vocab_size: int | None = None
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the summed loss."""
@@ -127,10 +135,18 @@ ParallelCrossEntropyLoss = CrossEntropyLoss
 
 @register_criterion("kl")
 class KLDivergenceLoss(torch.nn.Module):
-    """Distillation: Σ over scored tokens of KL(teacher ‖ student) at a temperature, times temperature² (Hinton et al., 2015)."""
+    """Distillation: Σ over scored tokens of KL(teacher ‖ student) at a temperature, times temperature² (Hinton et al., 2015).
+
+    Args:
+        temperature: both distributions are softened by it; above 0.
+
+    Both logits cover the whole vocabulary.
+    """
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
+        if temperature <= 0.0:
+            raise ConfigError(f"temperature={temperature}: above 0")
         self.temperature = temperature
 
     def forward(self, student: Tensor, teacher: Tensor, scored: Tensor | None = None) -> Tensor:

@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from dufu.errors import ConfigError
 
-@dataclass(frozen=True)
+
 class Mask:
     """What each query may attend to.
 
+    A query without a single allowed key has an output of exactly zero: softmax over nothing would be NaN. Inside, such a row allows
+    every key and is marked in `empty`, so that neither forward nor backward ever meets an empty sum.
+
     Args:
         allowed: bool, broadcastable to (B, H, T, S), True where attention is allowed; None = everywhere.
-        causal: with `allowed` None, the plain lower triangle, which fused kernels know by themselves.
-        empty_rows: whether some query may have nothing to attend to; its output is then exactly zero.
+        causal: the plain lower triangle, which fused kernels know by themselves; instead of `allowed`.
+        may_be_empty: False where every query is known to have an allowed key, which saves looking.
+
+    Raises:
+        ConfigError: `allowed` is not bool, or is given together with `causal`.
     """
 
-    allowed: Tensor | None = None
-    causal: bool = False
-    empty_rows: bool = False
+    def __init__(self, allowed: Tensor | None = None, causal: bool = False, may_be_empty: bool = True) -> None:
+        self.allowed, self.causal = allowed, causal
+        self.empty: Tensor | None = None  # (…, T or 1, 1), True for queries with nothing to attend to
+        if allowed is None:
+            return
+        if allowed.dtype != torch.bool:
+            raise ConfigError(
+                f"an attention mask is bool, True where attention is allowed, not {allowed.dtype}; add a score as bias="
+            )
+        if causal:
+            raise ConfigError("Mask: give either allowed or causal; build_mask() combines causal with other rules")
+        if may_be_empty:
+            self.empty = ~allowed.any(-1, keepdim=True)
+            self.allowed = allowed | self.empty
 
     def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """Return the mask as a bool tensor, or None when everything is allowed."""
         if self.allowed is not None:
             return self.allowed
         return causal_mask(queries, keys, device) if self.causal else None
+
+
+def as_mask(mask: Mask | Tensor | None) -> Mask:
+    """Return a mask from a bool tensor (True = allowed), a Mask, or None (everything is allowed)."""
+    return mask if isinstance(mask, Mask) else Mask(mask)
 
 
 def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
@@ -48,18 +69,24 @@ def build_mask(
     Args:
         causal: whether a query sees no later key.
         queries: number of queries T.
-        keys: number of keys S; None = T.
+        keys: number of keys S; None = T. The queries are the last T of the S places.
         padding: (B, S) bool or integer, true for real keys.
         documents: (B, S) number of the document of each token; tokens see their own document only.
 
     Returns:
         The mask; the plain causal and the full one need no tensor.
+
+    Raises:
+        ConfigError: padding or documents are of another length than the keys.
     """
     keys = queries if keys is None else keys
+    for name, given in (("padding", padding), ("documents", documents)):
+        if given is not None and given.shape[-1] != keys:
+            raise ConfigError(f"the {name} of an attention mask covers {given.shape[-1]} tokens, but there are {keys} keys")
     if padding is None and documents is None:
         if not causal or queries == 1:
             return Mask()
-        return Mask(causal=True) if queries == keys else Mask(allowed=causal_mask(queries, keys, device))
+        return Mask(causal=True) if queries == keys else Mask(causal_mask(queries, keys, device), may_be_empty=keys < queries)
     allowed: Tensor | None = None
     if padding is not None:
         allowed = padding.bool()[:, None, None, :]
@@ -69,4 +96,4 @@ def build_mask(
     assert allowed is not None
     if causal:
         allowed = allowed & causal_mask(queries, keys, allowed.device)
-    return Mask(allowed=allowed, empty_rows=padding is not None)
+    return Mask(allowed, may_be_empty=padding is not None or keys < queries)

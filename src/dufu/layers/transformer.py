@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from dufu.errors import ConfigError
 from dufu.layers.attention import Attention, KeyValueCache
 from dufu.layers.dropout import Dropout, DropPath
 from dufu.layers.initial import Initial
 from dufu.layers.mask import Mask
 from dufu.layers.mlp import MLP
 from dufu.layers.norm import LayerNorm
+from dufu.layers.rotary import Rotation
 
 
 class TransformerLayer(nn.Module):
@@ -19,7 +21,7 @@ class TransformerLayer(nn.Module):
         hidden_size, ffn_hidden_size, num_attention_heads: sizes.
         attention_dropout_prob: on the attention probabilities.
         output_dropout_prob: on each branch before it is added.
-        drop_path_prob: probability of dropping a whole branch of a sample.
+        drop_path_prob: probability of dropping a whole branch of a sample, each branch by itself.
         layernorm_epsilon: added to the variance in the norms.
         activation: of the feed-forward part.
         post_norm: the order of the original transformer and of BERT.
@@ -60,38 +62,50 @@ class TransformerLayer(nn.Module):
         self.attention_norm = LayerNorm(hidden_size, layernorm_epsilon)
         self.attention = attention(False)
         self.attention_dropout = Dropout(output_dropout_prob)
+        self.attention_drop_path = DropPath(drop_path_prob)
         if is_decoder:
             self.cross_norm = LayerNorm(hidden_size, layernorm_epsilon)
             self.cross_attention = attention(True)
             self.cross_dropout = Dropout(output_dropout_prob)
+            self.cross_drop_path = DropPath(drop_path_prob)
         self.mlp_norm = LayerNorm(hidden_size, layernorm_epsilon)
         self.mlp = MLP(hidden_size, ffn_hidden_size, activation, init=init, output_init=output_init)
         self.mlp_dropout = Dropout(output_dropout_prob)
-        self.drop_path = DropPath(drop_path_prob)
+        self.mlp_drop_path = DropPath(drop_path_prob)
 
     def forward(
         self,
         hidden: Tensor,
-        mask: Mask,
+        mask: Mask | Tensor | None = None,
         keys: Tensor | None = None,
         cache: KeyValueCache | None = None,
         memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
+        memory_mask: Mask | Tensor | None = None,
         memory_cache: KeyValueCache | None = None,
         bias: Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
-        """Apply the layer; `keys` are the dropout keys of the tokens."""
+        """Apply the layer.
+
+        Args:
+            hidden: (B, T, hidden_size).
+            mask, cache, bias, rotation: of self-attention; see Attention.
+            keys: (B, T) dropout keys of the tokens.
+            memory, memory_mask, memory_cache: of cross attention, in a decoder.
+        """
         branch = hidden if self.post_norm else self.attention_norm(hidden)
-        branch = self.attention_dropout(self.attention(branch, mask, keys, cache=cache, bias=bias), keys)
-        hidden = hidden + self.drop_path(branch, keys)
+        branch = self.attention(branch, mask, keys, cache=cache, bias=bias, rotation=rotation)
+        hidden = hidden + self.attention_drop_path(self.attention_dropout(branch, keys), keys)
         if self.post_norm:
             hidden = self.attention_norm(hidden)
         if self.is_decoder:
             branch = hidden if self.post_norm else self.cross_norm(hidden)
-            branch = self.cross_attention(branch, memory_mask or Mask(), keys, memory, memory_cache)
-            hidden = hidden + self.drop_path(self.cross_dropout(branch, keys), keys)
+            branch = self.cross_attention(branch, memory_mask, keys, memory, memory_cache)
+            hidden = hidden + self.cross_drop_path(self.cross_dropout(branch, keys), keys)
             if self.post_norm:
                 hidden = self.cross_norm(hidden)
+        elif memory is not None:
+            raise ConfigError("memory was given to a layer without cross attention; build TransformerLayer(..., is_decoder=True)")
         branch = hidden if self.post_norm else self.mlp_norm(hidden)
-        hidden = hidden + self.drop_path(self.mlp_dropout(self.mlp(branch), keys), keys)
+        hidden = hidden + self.mlp_drop_path(self.mlp_dropout(self.mlp(branch), keys), keys)
         return self.mlp_norm(hidden) if self.post_norm else hidden

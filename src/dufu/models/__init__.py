@@ -1,6 +1,7 @@
 """Model families, one folder each: the network, its named sizes, its names in other formats."""
 
+from dufu.models.bert import Bert, BertClassifier
 from dufu.models.chain import Batch, ChainModel
 from dufu.models.gpt2 import GPT2
 
-__all__ = ["GPT2", "Batch", "ChainModel"]
+__all__ = ["GPT2", "Batch", "Bert", "BertClassifier", "ChainModel"]

@@ -12,6 +12,7 @@ from dufu.layers.attention import KeyValueCache
 from dufu.layers.dropout import name_places
 from dufu.layers.loss import IGNORE
 from dufu.layers.mask import Mask, build_mask
+from dufu.layers.transformer import TransformerLayer
 
 
 @dataclass
@@ -56,6 +57,27 @@ class Batch:
 
 
 Sums = dict[str, Tensor]
+
+
+class TransformerUnit(nn.Module):
+    """A transformer layer as a unit of the chain.
+
+    Args:
+        index: number of the layer, for its cache.
+        arguments: those of TransformerLayer.
+    """
+
+    def __init__(self, index: int, **arguments: Any) -> None:
+        super().__init__()
+        self.index = index
+        self.block = TransformerLayer(**arguments)
+
+    def forward(self, state: Tensor, batch: Batch) -> Tensor:
+        """(B, T, H) → (B, T, H)."""
+        assert batch.mask is not None
+        cache = batch.caches[self.index] if batch.caches else None
+        hidden: Tensor = self.block(state, batch.mask, batch.keys, cache=cache)
+        return hidden
 
 
 class ChainModel(nn.Module):

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import Tensor, nn
 
 from dufu.config.configurable import configurable
 from dufu.config.registry import register_model
-from dufu.errors import ConfigError, LayoutError
+from dufu.errors import ConfigError
 from dufu.layers.dropout import Dropout
-from dufu.layers.embedding import Embedding, VocabEmbedding
+from dufu.layers.embedding import VocabEmbedding
 from dufu.layers.head import LMLogits, OutputEmbedding
 from dufu.layers.initial import Normal
 from dufu.layers.loss import IGNORE, cross_entropy_sum, divided_argmax
 from dufu.layers.norm import LayerNorm
-from dufu.layers.transformer import TransformerLayer
-from dufu.models.chain import Batch, ChainModel, Sums
+from dufu.layers.position import LearnedPositionalEmbedding
+from dufu.models.chain import Batch, ChainModel, Sums, TransformerUnit
 
 
 class GPT2Embedding(nn.Module):
@@ -26,31 +25,12 @@ class GPT2Embedding(nn.Module):
     def __init__(self, vocab_size: int, hidden_size: int, max_length: int, dropout: float, init: Normal) -> None:
         super().__init__()
         self.word = VocabEmbedding(vocab_size, hidden_size, init=init)
-        self.position = Embedding(max_length, hidden_size, init=init)
+        self.position = LearnedPositionalEmbedding(max_length, hidden_size, init=init)
         self.dropout = Dropout(dropout)
 
     def forward(self, state: None, batch: Batch) -> Tensor:
         """Embed the batch's tokens."""
-        length = self.position.num_embeddings
-        if batch.caches is None and batch.input_ids.shape[1] > length:
-            raise LayoutError(f"{batch.input_ids.shape[1]} tokens do not fit into max_seq_length={length}")
         hidden: Tensor = self.dropout(self.word(batch.input_ids) + self.position(batch.positions), batch.keys)
-        return hidden
-
-
-class GPT2Layer(nn.Module):
-    """A transformer layer as a unit of the chain."""
-
-    def __init__(self, index: int, **arguments: Any) -> None:
-        super().__init__()
-        self.index = index
-        self.block = TransformerLayer(**arguments)
-
-    def forward(self, state: Tensor, batch: Batch) -> Tensor:
-        """(B, T, H) → (B, T, H)."""
-        assert batch.mask is not None
-        cache = batch.caches[self.index] if batch.caches else None
-        hidden: Tensor = self.block(state, batch.mask, batch.keys, cache=cache)
         return hidden
 
 
@@ -126,7 +106,7 @@ class GPT2(ChainModel):
         self.vocab_size, self.max_seq_length, self.hidden_layers = vocab_size, max_seq_length, hidden_layers
         self.embedding = GPT2Embedding(vocab_size, hidden_size, max_seq_length, embedding_dropout_prob, init)
         self.layers = nn.ModuleList(
-            GPT2Layer(
+            TransformerUnit(
                 index,
                 hidden_size=hidden_size,
                 ffn_hidden_size=ffn_hidden_size or 4 * hidden_size,

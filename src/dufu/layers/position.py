@@ -1,0 +1,60 @@
+"""Position tables that are added to the token embeddings: learned, and sinusoidal."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dufu.errors import ConfigError, LayoutError
+from dufu.layers.embedding import Embedding
+
+
+def _check_length(positions: Tensor, longest: int) -> None:
+    if positions.shape[-1] > longest:
+        raise LayoutError(f"{positions.shape[-1]} tokens do not fit into max_seq_length={longest}")
+
+
+class LearnedPositionalEmbedding(Embedding):
+    """A trained row for each position (Gehring et al., 2017).
+
+    Shapes: positions (…, T) in [0, num_embeddings) → (…, T, embedding_dim).
+
+    Raises:
+        LayoutError: more tokens than rows.
+    """
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Look up each position's row."""
+        _check_length(positions, self.num_embeddings)
+        return super().forward(positions)
+
+
+class SinePositionalEmbedding(nn.Module):
+    """Fixed sines and cosines (Vaswani et al., 2017): PE(p, 2i) = sin(p / 10000^(2i/d)), PE(p, 2i+1) = cos of the same.
+
+    Computed from the positions; there is no parameter and no table.
+
+    Args:
+        num_embeddings: most tokens of a sequence.
+        embedding_dim: width d; even.
+
+    Shapes: positions (…, T) → (…, T, embedding_dim), float32.
+
+    Raises:
+        ConfigError: an odd width. LayoutError: more tokens than num_embeddings.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
+        super().__init__()
+        if embedding_dim % 2:
+            raise ConfigError(
+                f"SinePositionalEmbedding: embedding_dim={embedding_dim}: an even number, such as {embedding_dim + 1}"
+            )
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Compute each position's row."""
+        _check_length(positions, self.num_embeddings)
+        exponents = torch.arange(0, self.embedding_dim, 2, device=positions.device, dtype=torch.float64) / self.embedding_dim
+        angles = positions.double().unsqueeze(-1) * 10000.0**-exponents
+        return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2).float()

@@ -1,0 +1,59 @@
+"""One place builds every mask; what it allows is what one would write out by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from dufu.errors import ConfigError
+from dufu.layers import Mask, build_mask
+from dufu.layers.mask import causal_mask
+
+
+def rows(mask: Mask, queries: int, keys: int) -> list[str]:
+    dense = mask.dense(queries, keys, torch.device("cpu"))
+    assert dense is not None
+    allowed = dense.expand(1, 1, queries, keys)[0, 0]
+    if mask.empty is not None:
+        allowed = allowed & ~mask.empty.expand(1, 1, queries, 1)[0, 0]
+    return ["".join("x" if a else "." for a in row) for row in allowed.tolist()]
+
+
+def test_causal_is_aligned_at_the_last_query_and_the_last_key() -> None:
+    assert rows(build_mask(causal=True, queries=3), 3, 3) == ["x..", "xx.", "xxx"]
+    assert rows(build_mask(causal=True, queries=2, keys=4), 2, 4) == ["xxx.", "xxxx"]
+    assert build_mask(causal=True, queries=1, keys=4).dense(1, 4, torch.device("cpu")) is None
+    assert rows(build_mask(causal=True, queries=3, keys=2), 3, 2) == ["..", "x.", "xx"]
+
+
+def test_the_plain_masks_need_no_tensor() -> None:
+    assert build_mask(causal=False, queries=5).allowed is None
+    plain = build_mask(causal=True, queries=5)
+    assert plain.allowed is None and plain.causal and plain.empty is None
+
+
+@pytest.mark.parametrize(("causal", "pads", "apart"), list(itertools.product([False, True], repeat=3)))
+def test_every_combination_allows_what_each_rule_allows(causal: bool, pads: bool, apart: bool) -> None:
+    padding = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 0, 0]]) if pads else None
+    documents = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 2]]) if apart else None
+    mask = build_mask(causal=causal, queries=5, padding=padding, documents=documents)
+    dense = mask.dense(5, 5, torch.device("cpu"))
+    dense = torch.ones(2, 1, 5, 5, dtype=torch.bool) if dense is None else dense.expand(2, 1, 5, 5)
+    empty = torch.zeros(2, 1, 5, 1, dtype=torch.bool) if mask.empty is None else mask.empty.expand(2, 1, 5, 1)
+    for b, q, k in itertools.product(range(2), range(5), range(5)):
+        wanted = (not causal or k <= q) and (padding is None or bool(padding[b, k])) and (
+            documents is None or bool(documents[b, q] == documents[b, k])
+        )  # fmt: skip
+        assert bool(dense[b, 0, q, k] & ~empty[b, 0, q, 0]) == wanted
+    assert bool(dense.any(-1).all())
+
+
+def test_a_mask_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="padding of an attention mask covers 4 tokens, but there are 5 keys"):
+        build_mask(causal=False, queries=5, padding=torch.ones(2, 4))
+    with pytest.raises(ConfigError, match="bool"):
+        Mask(torch.zeros(3, 3))
+    with pytest.raises(ConfigError, match="either"):
+        Mask(causal_mask(3, 3), causal=True)
