@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
 
@@ -47,10 +50,26 @@ class PlainGPT(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
-def build(shape: dict[str, Any], batch: int, bf16: bool) -> Callable[[], None]:
-    """Return one training step on random tokens."""
+def build(shape: dict[str, Any], batch: int, bf16: bool, wrap: str = "") -> Callable[[], None]:
+    """Return one training step on random tokens.
+
+    Args:
+        shape: arguments of PlainGPT.
+        batch: samples on each process.
+        bf16: autocast.
+        wrap: "" for one process, "ddp" or "fsdp2" for PyTorch's own data parallelism.
+    """
     torch.manual_seed(0)
-    model = PlainGPT(**shape)
+    model: nn.Module = PlainGPT(**shape)
+    if wrap:
+        dist.init_process_group("gloo")
+    if wrap == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif wrap == "fsdp2":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in model.blocks:  # type: ignore[union-attr]
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     ids = torch.randint(shape["vocab"], (batch, shape["length"] + 1))
 

@@ -60,9 +60,13 @@ def scale(rounds: int) -> None:
         Contender("tensor parallel", dufu_gpt.build, (GPT38, 16, True, ("train.dist.tensor_parallel_size=2",)), 2, 1, 2048),
         Contender("ZeRO-3", dufu_gpt.build, (GPT38, 16, True, ZERO3), 2, 1, 4096),
     ]
-    found = measure([one, *two], rounds)
+    peers = [
+        Contender("PyTorch DDP, plain loop", plain_gpt.build, (GPT38, 16, True, "ddp"), 2, 1, 4096),
+        Contender("PyTorch FSDP2, plain loop", plain_gpt.build, (GPT38, 16, True, "fsdp2"), 2, 1, 4096),
+    ]
+    found = measure([one, *two, *peers], rounds)
     rows = []
-    for contender in two:
+    for contender in (*two, *peers):
         speed = contender.work / one.work / ratio(found, contender.name, one.name)
         r = found[contender.name]
         rows.append((contender.name, f"{speed:.3f}", f"{r.median:.3f} s ({r.least:.3f}–{r.most:.3f}) a step"))
