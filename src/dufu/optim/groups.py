@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
-from dufu.errors import ConfigError
+from dufu.errors import ConfigError, nearest
 
 NORMS: tuple[type[nn.Module], ...] = (
     nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.LocalResponseNorm,
@@ -36,57 +37,62 @@ def get_default_optimizer_params(
     clip_grad_max_norm: float | None = None,
     clip_grad_norm: float | None = None,
     clip_grad_norm_type: float = 2.0,
-    overrides: dict[str, dict[str, float]] | None = None,
+    overrides: dict[str, dict[str, Any]] | None = None,
+    pattern_overrides: dict[str, dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Return optimizer groups, one for each distinct setting, in order of first appearance.
 
+    Where several rules meet a parameter, the later wins setting by setting: general, norm, bias and `overrides`, `pattern_overrides`.
+
     Args:
-        model: frozen parameters are left out, shared ones counted once.
+        model: frozen parameters are left out, shared ones counted once, under their first name.
         base_lr: learning rate of all; None leaves the optimizer's.
         weight_decay: of all; None leaves the optimizer's.
         weight_decay_norm: of the parameters of normalisation layers; None treats them as all others.
-        weight_decay_bias: of parameters called "bias" outside normalisation layers; None treats them as all others.
+        weight_decay_bias: of parameters called "bias", those of normalisation layers too; None treats them as all others.
         clip_grad_max_norm, clip_grad_norm: largest global gradient norm, two names for one thing; default 1.0, 0 = no clipping.
         clip_grad_norm_type: p of the norm.
         overrides: settings by the last part of a parameter's name, such as {"pos_embed": {"weight_decay": 0.0}}.
+        pattern_overrides: settings by a pattern of the whole name, such as {"layers.0.*": {"lr": 1e-5}}.
 
     Raises:
-        ConfigError: both clip names disagree, or bias is set both ways.
+        ConfigError: both clip names disagree, bias is set both ways, or an override meets no parameter.
     """
     limit = clip_setting(clip_grad_max_norm, clip_grad_norm)
-    defaults: dict[str, Any] = {
-        "clip_grad_max_norm": 1.0 if limit is None else limit,
-        "clip_grad_norm_type": clip_grad_norm_type,
-    }
+    defaults: dict[str, Any] = {"clip_grad_max_norm": 1.0 if limit is None else limit, "clip_grad_norm_type": clip_grad_norm_type}
     if base_lr is not None:
         defaults["lr"] = base_lr
     if weight_decay is not None:
         defaults["weight_decay"] = weight_decay
-    rules = dict(overrides or {})
+    leaves, patterns = dict(overrides or {}), dict(pattern_overrides or {})
+    unmet = {"overrides": set(leaves), "pattern_overrides": set(patterns)}
     if weight_decay_bias is not None:
-        if "bias" in rules:
+        if "bias" in leaves:
             raise ConfigError('optim.params: "bias" is set by weight_decay_bias and by overrides; give one of them')
-        rules["bias"] = {"weight_decay": weight_decay_bias}
-    groups: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
+        leaves["bias"] = {"weight_decay": weight_decay_bias}
+    groups: dict[str, dict[str, Any]] = {}
     seen: set[nn.Parameter] = set()
-    used: set[str] = set()
-    for module in model.modules():
+    names: list[str] = []
+    for prefix, module in model.named_modules():
         for leaf, parameter in module._parameters.items():
             if parameter is None or not parameter.requires_grad or parameter in seen:
                 continue
             seen.add(parameter)
+            name = f"{prefix}.{leaf}" if prefix else leaf
+            names.append(name)
             settings = dict(defaults)
             if is_norm(module) and weight_decay_norm is not None:
                 settings["weight_decay"] = weight_decay_norm
-                if overrides and leaf in overrides:
-                    settings.update(overrides[leaf])
-                    used.add(leaf)
-            elif leaf in rules:
-                settings.update(rules[leaf])
-                used.add(leaf)
-            key = tuple(sorted(settings.items()))
-            groups.setdefault(key, {"params": [], **settings})["params"].append(parameter)
-    missing = [name for name in overrides or {} if name not in used]
-    if missing:
-        raise ConfigError(f"optim.params.overrides: no parameter is called {', '.join(missing)}")
+            if leaf in leaves:
+                settings.update(leaves[leaf])
+                unmet["overrides"].discard(leaf)
+            for pattern in patterns:
+                if fnmatchcase(name, pattern):
+                    settings.update(patterns[pattern])
+                    unmet["pattern_overrides"].discard(pattern)
+            groups.setdefault(repr(sorted(settings.items())), {"params": [], **settings})["params"].append(parameter)
+    for rule, missing in unmet.items():
+        for key in sorted(missing):
+            known = names if rule == "pattern_overrides" else [name.rsplit(".", 1)[-1] for name in names]
+            raise ConfigError(f'optim.params.{rule}: "{key}" meets no trained parameter{nearest(key, known)}')
     return list(groups.values())

@@ -1,12 +1,17 @@
-"""Learning-rate schedules: functions of the step, so their whole state is the step."""
+"""Learning-rate schedules: functions of the step, so their whole state is the step. The base, and LiBai's six."""
 
 from __future__ import annotations
 
+import bisect
 import math
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from dufu.config.registry import register_schedule
-from dufu.errors import ConfigError
+from dufu.errors import ConfigError, nearest
+
+METHODS = ("linear", "constant")
 
 
 class Schedule:
@@ -21,7 +26,12 @@ class Schedule:
         warmup_factor: share of the base rate at t = 0.
         warmup_iter: updates of warm-up.
         warmup_method: "linear" or "constant".
+
+    Raises:
+        ConfigError: a length that cannot be, or an unknown method.
     """
+
+    warns_without_warmup = False
 
     def __init__(
         self,
@@ -31,8 +41,17 @@ class Schedule:
         warmup_iter: int = 0,
         warmup_method: str = "linear",
     ) -> None:
-        if warmup_method not in ("linear", "constant"):
-            raise ConfigError(f'train.scheduler.warmup_method="{warmup_method}"; one of "linear", "constant"')
+        name = type(self).__name__
+        if warmup_method not in METHODS:
+            raise ConfigError(f'{name}: warmup_method="{warmup_method}"{nearest(warmup_method, METHODS)}')
+        if max_iter < 1:
+            raise ConfigError(f"{name}: max_iter={max_iter}; at least 1")
+        if warmup_iter < 0:
+            raise ConfigError(f"{name}: warmup_iter={warmup_iter}; 0 or more")
+        if warmup_iter == 0 and self.warns_without_warmup:
+            warnings.warn(
+                f"{name}: warmup_iter is 0, so there is no warm-up and warmup_factor and warmup_method change nothing", stacklevel=3
+            )
         self.optimizer, self.max_iter = optimizer, max_iter
         self.warmup_factor, self.warmup_iter, self.warmup_method = warmup_factor, warmup_iter, warmup_method
         self.base_lrs = [group["lr"] for group in optimizer.param_groups]
@@ -56,11 +75,18 @@ class Schedule:
             group["lr"] = self.rate(base, t)
 
 
+class _LiBaiSchedule(Schedule):
+    """LiBai's schedules say that they do without a warm-up."""
+
+    warns_without_warmup = True
+
+
 @register_schedule("warmup_cosine")
-class WarmupCosineLR(Schedule):
+class WarmupCosineLR(_LiBaiSchedule):
     """base · ((1 - alpha) · ½(1 + cos(π t / max_iter)) + alpha).
 
     Args:
+        optimizer, max_iter, warmup_factor, warmup_iter, warmup_method: see Schedule.
         alpha: share of the base rate that remains at the end.
     """
 
@@ -78,5 +104,159 @@ class WarmupCosineLR(Schedule):
 
     def inner(self, base: float, t: int) -> float:
         """See Schedule."""
-        cosine = 0.5 * (1.0 + math.cos(math.pi * min(t, self.max_iter) / self.max_iter))
-        return base * ((1.0 - self.alpha) * cosine + self.alpha)
+        return base * ((1.0 - self.alpha) * half_cosine(t, self.max_iter) + self.alpha)
+
+
+@register_schedule("warmup_cosine_annealing")
+class WarmupCosineAnnealingLR(_LiBaiSchedule):
+    """eta_min + (base - eta_min) · ½(1 + cos(π t / max_iter)).
+
+    Args:
+        optimizer, max_iter, warmup_factor, warmup_iter, warmup_method: see Schedule.
+        eta_min: the rate at the end.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        max_iter: int,
+        warmup_factor: float = 0.0,
+        warmup_iter: int = 0,
+        eta_min: float = 0.0,
+        warmup_method: str = "linear",
+    ) -> None:
+        super().__init__(optimizer, max_iter, warmup_factor, warmup_iter, warmup_method)
+        self.eta_min = eta_min
+
+    def inner(self, base: float, t: int) -> float:
+        """See Schedule."""
+        return self.eta_min + (base - self.eta_min) * half_cosine(t, self.max_iter)
+
+
+@register_schedule("warmup_step")
+class WarmupStepLR(_LiBaiSchedule):
+    """base · gamma^⌊t / step_size⌋.
+
+    Args:
+        optimizer, max_iter, warmup_factor, warmup_iter, warmup_method: see Schedule.
+        step_size: updates between two falls.
+        gamma: what the rate is multiplied by.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        max_iter: int,
+        warmup_factor: float = 0.0,
+        warmup_iter: int = 0,
+        *,
+        step_size: int,
+        gamma: float = 0.1,
+        warmup_method: str = "linear",
+    ) -> None:
+        if step_size < 1:
+            raise ConfigError(f"WarmupStepLR: step_size={step_size}; at least 1")
+        super().__init__(optimizer, max_iter, warmup_factor, warmup_iter, warmup_method)
+        self.step_size, self.gamma = step_size, gamma
+
+    def inner(self, base: float, t: int) -> float:
+        """See Schedule."""
+        return base * self.gamma ** (t // self.step_size)
+
+
+@register_schedule("warmup_multi_step")
+class WarmupMultiStepLR(_LiBaiSchedule):
+    """base · gamma^(number of milestones ≤ t).
+
+    Args:
+        optimizer, max_iter, warmup_factor, warmup_iter, warmup_method: see Schedule.
+        milestones: increasing; each a number of updates, or, below 1, a share of max_iter.
+        gamma: what the rate is multiplied by at each.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        max_iter: int,
+        warmup_factor: float = 0.0,
+        warmup_iter: int = 0,
+        *,
+        milestones: Sequence[float],
+        gamma: float = 0.1,
+        warmup_method: str = "linear",
+    ) -> None:
+        super().__init__(optimizer, max_iter, warmup_factor, warmup_iter, warmup_method)
+        self.milestones = [m * max_iter if m < 1 else m for m in milestones]
+        if self.milestones != sorted(set(self.milestones)) or any(m < 0 for m in self.milestones):
+            raise ConfigError(
+                f"WarmupMultiStepLR: milestones={list(milestones)} (updates {self.milestones}); from 0 on, each later than the one before"
+            )
+        self.gamma = gamma
+
+    def inner(self, base: float, t: int) -> float:
+        """See Schedule."""
+        return base * self.gamma ** bisect.bisect_right(self.milestones, t)
+
+
+@register_schedule("warmup_exponential")
+class WarmupExponentialLR(_LiBaiSchedule):
+    """base · gamma^t.
+
+    Args:
+        optimizer, max_iter, warmup_factor, warmup_iter, warmup_method: see Schedule.
+        gamma: what the rate is multiplied by at each update.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        max_iter: int,
+        warmup_factor: float = 0.0,
+        warmup_iter: int = 0,
+        *,
+        gamma: float,
+        warmup_method: str = "linear",
+    ) -> None:
+        super().__init__(optimizer, max_iter, warmup_factor, warmup_iter, warmup_method)
+        self.gamma = gamma
+
+    def inner(self, base: float, t: int) -> float:
+        """See Schedule."""
+        return base * self.gamma**t
+
+
+@register_schedule("warmup_polynomial")
+class WarmupPolynomialLR(_LiBaiSchedule):
+    """(base - end) · (1 - min(t, N) / N)^power + end, with N = max_iter.
+
+    Args:
+        optimizer, max_iter, warmup_factor, warmup_iter, warmup_method: see Schedule.
+        end_learning_rate: the rate at the end.
+        power: of the fall.
+        cycle: whether the rate rises again after max_iter: N is then the next multiple of max_iter.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        max_iter: int,
+        warmup_factor: float = 0.0,
+        warmup_iter: int = 0,
+        end_learning_rate: float = 0.0001,
+        power: float = 1.0,
+        cycle: bool = False,
+        warmup_method: str = "linear",
+    ) -> None:
+        super().__init__(optimizer, max_iter, warmup_factor, warmup_iter, warmup_method)
+        self.end_learning_rate, self.power, self.cycle = end_learning_rate, power, cycle
+
+    def inner(self, base: float, t: int) -> float:
+        """See Schedule."""
+        length = self.max_iter * max(1, math.ceil(t / self.max_iter)) if self.cycle else self.max_iter
+        left = 1.0 - min(t, length) / length
+        return (base - self.end_learning_rate) * math.pow(left, self.power) + self.end_learning_rate
+
+
+def half_cosine(t: int, length: int) -> float:
+    """Return ½(1 + cos(π t / length)), which falls from 1 to 0 and stays there."""
+    return 0.5 * (1.0 + math.cos(math.pi * min(t, length) / length))

@@ -44,7 +44,7 @@ def bind(optimizer: torch.optim.Optimizer, distributed: Distributed) -> None:
     if not isinstance(optimizer, WholeParameterOptimizer):
         return
     store, processes = distributed.store, distributed.processes
-    parts = {
+    parts: dict[Tensor, list[Part]] = {
         entry.tensor: [
             Part(
                 name=piece.info.name,
