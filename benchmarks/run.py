@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import dufu_gpt, plain_gpt
+from benchmarks import dufu_gpt, plain_gpt, whole_process
 from benchmarks.harness import Contender, machine, measure, ratio
 
 # 38 million parameters: 3 layers, 768 wide, 4 heads, the Chinese BERT vocabulary's size, head tied.
@@ -73,15 +73,28 @@ def scale(rounds: int) -> None:
     table("Tokens a second of 2 processes × 1 thread, over 1 process × 2 threads", rows)
 
 
+def preprocess(rounds: int) -> None:
+    """Memory and time of `dufu preprocess`."""
+    table("Preprocessing (byte-level BPE of 4,000 words)", whole_process.preprocess(max(1, rounds // 3)))
+
+
+def startup(rounds: int) -> None:
+    """Time before anything happens."""
+    table("Start", whole_process.startup(max(3, rounds // 2)))
+
+
+TABLES = {"train": train, "scale": scale, "preprocess": preprocess, "startup": startup}
+
+
 def main() -> None:
     """Run the chosen tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tables", nargs="*", default=["train", "scale"], choices=["train", "scale"])
+    parser.add_argument("tables", nargs="*", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     print(machine())
     for name in arguments.tables:
-        {"train": train, "scale": scale}[name](arguments.rounds)
+        TABLES[name](arguments.rounds)
 
 
 if __name__ == "__main__":
