@@ -7,11 +7,13 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from traceback import print_exc
 
 import typer
 
 from dufu.cli import evaluate, generate, preprocess, show, train
 from dufu.errors import DufuError
+from dufu.parallel.launch import settle_worker, speak_for_all
 
 app = typer.Typer(
     name="dufu",
@@ -45,23 +47,10 @@ def spread(arguments: Sequence[str], options: Sequence[str] = ("--data",)) -> li
 
 
 def fail(message: str) -> int:
-    """Print one line that begins `error:` and return exit status 2.
-
-    Of several processes started together, the first one to fail prints; the launcher names the file by which they agree.
-    """
-    shared = os.environ.get("DUFU_ERROR_FILE")
-    if shared:
-        try:
-            os.close(os.open(shared, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        except FileExistsError:
-            return 2
-    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    """Print one line that begins `error:` and return exit status 2; of several processes started together, one prints."""
+    if speak_for_all():
+        print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
     return 2
-
-
-def _someone_failed() -> bool:
-    shared = os.environ.get("DUFU_ERROR_FILE")
-    return bool(shared) and os.path.exists(shared)  # type: ignore[arg-type]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -80,19 +69,20 @@ def run(arguments: Sequence[str]) -> int:
             return 0
         return fail(str(getattr(error, "message", error)))
     except DufuError as error:
-        if traceback:
-            raise
+        if traceback and speak_for_all():
+            print_exc()
         return fail(str(error))
     except KeyboardInterrupt:
         return 128 + int(signal.SIGINT)
     except Exception:
-        if _someone_failed():
-            return 1  # another process has said what is wrong; this one only lost its peer
-        raise
+        if speak_for_all():
+            print_exc()  # the others only lose their connection to this process, and stay silent
+        return 1
 
 
 def main() -> None:
     """Run the command line of this process."""
+    settle_worker()
     status = run(sys.argv[1:])
     sys.stdout.flush()
     sys.exit(status)

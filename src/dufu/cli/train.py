@@ -28,11 +28,9 @@ def command(
     if nproc > 1 and "RANK" not in os.environ:
         from dufu.parallel.launch import launch
         from dufu.parallel.layout import layout_from_config
-        from dufu.training.effective import effective_config, refuse_unbuilt
+        from dufu.training.run import call_config
 
-        checked = effective_config(config, overrides or [], data or [], fast_dev_run)
-        refuse_unbuilt(checked)
-        layout_from_config(checked.train, nproc)
+        layout_from_config(call_config(config, overrides or [], data or [], fast_dev_run).train, nproc)
         return launch(sys.argv[1:], nproc)
     from dufu.training.run import train
 

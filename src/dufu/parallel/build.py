@@ -73,7 +73,9 @@ def distribute(
     options = {p: {k: v for k, v in group.items() if k != "params"} for group in make_groups(model) for p in group["params"]}
     store: ParameterStore
     if layout.zero_stage and layout.data > 1:
-        store = ShardedParameters(infos, options, processes.data, processes.device, compute_dtype, seed, layout.zero_stage, units)
+        store = ShardedParameters(
+            infos, options, processes.data, processes.device, compute_dtype, master, seed, layout.zero_stage, units
+        )
     else:
         store = WholeParameters(infos, options, processes.data, processes.device, compute_dtype, master, seed)
     if recompute is not None:

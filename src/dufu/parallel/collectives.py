@@ -52,22 +52,25 @@ class Communicator:
         self._count("all_gather", x)
         return dist.all_gather_single(out, x, group=self.group, async_op=async_op)
 
-    def reduce_scatter(self, x: Tensor) -> Tensor:
+    def reduce_scatter(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return this member's part of the sum of every member's flat `x`, whose length is a multiple of the size.
 
         gloo's own reduce-scatter makes one all-reduce per member; an exchange and a local sum send each byte once, and sum in the
         order of ranks.
+
+        Args:
+            dtype: of the sum; half-precision `x` travels as it is, and is added up in this type.
         """
         if self.size == 1:
-            return x
+            return x.to(dtype)
         self._count("reduce_scatter", x)
-        if x.is_cuda:
+        if x.is_cuda and x.dtype == dtype:
             out = torch.empty(x.numel() // self.size, dtype=x.dtype, device=x.device)
             dist.reduce_scatter_single(out, x, group=self.group)
             return out
         received = torch.empty_like(x)
         dist.all_to_all_single(received, x, group=self.group)
-        return received.view(self.size, -1).sum(0)
+        return received.view(self.size, -1).sum(0, dtype=dtype)
 
     def broadcast_(self, x: Tensor, source: int = 0) -> None:
         """Copy member `source`'s tensor to all, in place."""

@@ -60,6 +60,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_processes() -> int:
+    """Return the number of processes that the launcher started on this host."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def global_rank() -> int:
     """Return this process's rank as the launcher numbered it."""
     return int(os.environ.get("RANK", "0"))
@@ -97,7 +102,7 @@ def leave() -> None:
 
 def settle_threads(local_processes: int) -> None:
     """Share the cores among the processes of this host, unless the user set OMP_NUM_THREADS."""
-    if "OMP_NUM_THREADS" not in os.environ or os.environ.get("DUFU_THREADS") == "auto":
+    if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // local_processes))
 

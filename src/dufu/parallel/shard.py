@@ -34,6 +34,7 @@ class FlatShard:
         data: Communicator,
         device: torch.device,
         dtype: torch.dtype,
+        master: bool,
         seed: int,
     ) -> None:
         self.infos, self.data, self.dtype = infos, data, dtype
@@ -54,9 +55,12 @@ class FlatShard:
                 piece = Piece(info, region, start - low, stop - start)
                 pieces.append(piece)
                 fill(info, seed, values[piece.start : piece.start + piece.length], region)
+        if not master:
+            values = values.to(dtype)
         self.entry = Entry(nn.Parameter(values, requires_grad=self.trained), pieces, options, infos[0].divided, unsharded=False)
         self.full = torch.empty(self.stretch * data.size, dtype=dtype, device=device)
         self.resident = True
+        self._kept: Tensor | None = None  # stage 1, half precision: float32 gradients of the micro-batches so far
         for info, offset in zip(infos, self.offsets):
             shape = info.local_shape
             give_memory(info, torch.empty(0, dtype=dtype, device=device))
@@ -83,16 +87,31 @@ class FlatShard:
 
     def reduce(self) -> None:
         """Sum the parameters' gradients over the processes, add this process's stretch to the entry's, and free them."""
+        part = self.data.reduce_scatter(self._take_gradients(), self.entry.tensor.dtype)
+        if faults.active("shard.scale"):
+            part = part * 0.5
+        tensor = self.entry.tensor
+        tensor.grad = part if tensor.grad is None else tensor.grad.add_(part)
+
+    def _take_gradients(self) -> Tensor:
+        """Return the parameters' gradients as one flat tensor, and free them."""
         flat = torch.zeros(self.full.numel(), dtype=self.dtype, device=self.full.device)
         for info, offset in zip(self.infos, self.offsets):
             if info.parameter.grad is not None:
                 flat[offset : offset + info.parameter.numel()].copy_(info.parameter.grad.reshape(-1))
                 info.parameter.grad = None
-        part = self.data.reduce_scatter(flat).float()
-        if faults.active("shard.scale"):
-            part = part * 0.5
-        tensor = self.entry.tensor
-        tensor.grad = part if tensor.grad is None else tensor.grad.add_(part)
+        if self._kept is not None:
+            flat, self._kept = self._kept.add_(flat), None
+        return flat
+
+    def keep_gradients(self) -> None:
+        """Add the micro-batch's half-precision gradients up in float32, where the entry is float32: they are reduced later."""
+        if self.dtype != self.entry.tensor.dtype:
+            self._kept = self._take_gradients().to(self.entry.tensor.dtype)
+
+    def forget_gradients(self) -> None:
+        """Drop what was kept."""
+        self._kept = None
 
 
 class ShardedParameters:
@@ -107,6 +126,7 @@ class ShardedParameters:
         data: Communicator,
         device: torch.device,
         compute_dtype: torch.dtype,
+        master: bool,
         seed: int,
         stage: int,
         units: dict[str, nn.Module],
@@ -122,7 +142,7 @@ class ShardedParameters:
                     groups.setdefault(key, []).append(info)
         self.flats: list[FlatShard] = []
         for group in groups.values():
-            flat = FlatShard(group, options.get(group[0].parameter, {}), data, device, compute_dtype, seed)
+            flat = FlatShard(group, options.get(group[0].parameter, {}), data, device, compute_dtype, master, seed)
             if stage == 3:
                 flat.release()
             else:
@@ -174,6 +194,9 @@ class ShardedParameters:
             for number in range(len(self._trained)):
                 self._mark(number)
             self._mark = None
+        elif self.stage == 1:
+            for flat in self._trained:
+                flat.keep_gradients()
         if self.stage == 3:
             for flat in self.flats:
                 flat.release()
@@ -195,8 +218,9 @@ class ShardedParameters:
 
     def zero_grad(self) -> None:
         """See ParameterStore."""
-        for entry in self.entries:
-            entry.tensor.grad = None
+        for flat in self.flats:
+            flat.entry.tensor.grad = None
+            flat.forget_gradients()
         for info in self.infos:
             info.parameter.grad = None
 

@@ -18,6 +18,7 @@ Options = dict[str, Any]
 class ParameterStore(Protocol):
     """What the training step asks of a store, whatever the layout."""
 
+    infos: list[ParameterInfo]  # all the model's parameters
     entries: list[Entry]  # what is trained
     frozen: list[Entry]  # what is not
     sharded: bool

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from dufu.data.feed import Feed, collate, micro_batches, shares
 from dufu.layers.loss import IGNORE
@@ -96,18 +95,12 @@ def evaluation_batches(
     """Yield this process's micro-batches of a dataset: each sample once over all processes, as many batches on each.
 
     Args:
-        limit: most micro-batches on a process.
+        limit: most samples over all processes, the first ones.
     """
-    everything = np.arange(len(dataset), dtype=np.int64)
+    everything = np.arange(len(dataset) if limit is None else min(limit, len(dataset)), dtype=np.int64)
     parts = shares(everything, data_size)
     chosen = micro_batches(parts[data_rank], len(parts[0]), micro)
-    for numbers in chosen[:limit]:
+    for numbers in chosen:
         real = numbers if len(numbers) else everything[:1]
         batch = to_batch([dataset[int(i)] for i in real], real, 0, None, device)
         yield batch if len(numbers) else blank(batch)
-
-
-def rows(batch: Batch) -> int:
-    """Return the number of samples of a batch."""
-    ids: Tensor = batch.input_ids
-    return int(ids.shape[0])

@@ -7,8 +7,6 @@ and sha256 of every file. It is written under another name, synced, and renamed 
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
 import re
@@ -17,17 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from torch import Tensor
 
-from dufu.errors import CheckpointError
+from dufu.errors import CheckpointError, NotBuiltError
 from dufu.parallel.parameters import Entry, Piece
-from dufu.parallel.process import Processes
 from dufu.parallel.region import Region, copy_overlap
 from dufu.parallel.store import ParameterStore
+from dufu.training.files import digest
 
 FORMAT = 1
 WEIGHT = "weight"
@@ -39,165 +35,26 @@ def step_folder(step: int) -> str:
     return f"step_{step:07d}"
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _digest(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file so that it has either its old content or its new one."""
-    part = path.with_name(f".{path.name}.part{os.getpid()}")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    _sync(path.parent)
-
-
 def holdings(store: ParameterStore, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Entry, Tensor]]:
-    """Yield (kind, entry, values) of the weights and of every optimizer state that has their shape."""
+    """Yield (kind, entry, values) of the weights and of the optimizer's tensors.
+
+    Raises:
+        CheckpointError: the optimizer keeps a tensor that is not of its weight's size.
+    """
     for entry in (*store.entries, *store.frozen):
         yield WEIGHT, entry, entry.tensor.detach()
     if optimizer is None:
         return
     for entry in store.entries:
         for kind, value in optimizer.state.get(entry.tensor, {}).items():
-            if isinstance(value, Tensor) and value.dim() > 0 and value.numel() == entry.tensor.numel():
-                yield kind, entry, value
-
-
-def _mine(store: ParameterStore, entry: Entry, processes: Processes) -> bool:
-    """Say whether this process saves an entry: of equal copies, the first one does."""
-    return (store.sharded or processes.data.rank == 0) and (entry.divided or processes.tensor.rank == 0)
-
-
-def _scalars(store: ParameterStore, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
-    for entry in store.entries:
-        values = {
-            kind: float(value)
-            for kind, value in optimizer.state.get(entry.tensor, {}).items()
-            if not isinstance(value, Tensor) or value.dim() == 0
-        }
-        for piece in entry.pieces:
-            found[piece.info.name] = values
-    return found
-
-
-def save(
-    folder: Path,
-    *,
-    store: ParameterStore,
-    optimizer: torch.optim.Optimizer,
-    processes: Processes,
-    state: dict[str, Any],
-    config: str,
-) -> Path:
-    """Write a checkpoint; called by every process.
-
-    Args:
-        folder: the finished checkpoint's path; its parent exists.
-        state: JSON values, the same on every process.
-        config: the effective config as YAML.
-
-    Raises:
-        CheckpointError: a process could not write (a full disk); the unfinished folder is removed.
-    """
-    part = folder.with_name(f"{folder.name}.part")
-    world = processes.world
-    failure = ""
-    if processes.is_main:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(part)
-        try:
-            part.mkdir(parents=True)
-        except OSError as error:
-            failure = f"{error}"
-    failures = [f for f in world.objects(failure) if f]
-    records: list[dict[str, Any]] = []
-    files: dict[str, Any] = {}
-    scalars: dict[str, dict[str, float]] = {}
-    if not failures:
-        try:
-            records, files = _write_pieces(part, store, optimizer, processes)
-            scalars = _scalars(store, optimizer)
-        except OSError as error:
-            failure = f"process {world.rank}: {error}"
-    gathered = world.objects((failure, records, files, scalars))
-    failures += [f for f, *_ in gathered if f]
-    if processes.is_main and not failures:
-        try:
-            _finish(part, folder, gathered, state, config)
-        except OSError as error:
-            failures = [str(error)]
-    failures = world.objects(failures)[0] if world.size > 1 else failures
-    if failures:
-        if processes.is_main:
-            shutil.rmtree(part, ignore_errors=True)
-        raise CheckpointError(f"{folder}: could not be written ({failures[0]}); the previous checkpoint is untouched")
-    return folder
-
-
-def _write_pieces(
-    part: Path, store: ParameterStore, optimizer: torch.optim.Optimizer, processes: Processes
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    name = f"rank_{processes.rank:05d}.safetensors"
-    tensors: dict[str, np.ndarray[Any, Any]] = {}
-    records: list[dict[str, Any]] = []
-    for kind, entry, values in holdings(store, optimizer):
-        if not _mine(store, entry, processes):
-            continue
-        flat = values.reshape(-1)
-        for piece in entry.pieces:
-            count = piece.region.numel
-            if not count:
+            if not isinstance(value, Tensor) or value.dim() == 0:
                 continue
-            key = f"{kind}/{piece.info.name}"
-            tensors[key] = flat[piece.start : piece.start + count].float().cpu().numpy()
-            records.append(
-                {"file": name, "key": key, "kind": kind, "name": piece.info.name, "shape": list(piece.info.shape),
-                 "region": piece.region.to_json()}
-            )  # fmt: skip
-    if not tensors:
-        return [], {}
-    try:
-        save_file(tensors, str(part / name))
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-    _sync(part / name)
-    return records, {name: _digest(part / name)}
-
-
-def _finish(part: Path, folder: Path, gathered: list[Any], state: dict[str, Any], config: str) -> None:
-    records = [r for _, found, _, _ in gathered for r in found]
-    files = {name: value for _, _, found, _ in gathered for name, value in found.items()}
-    scalars = {name: value for *_, found in gathered for name, value in found.items()}
-    texts = {
-        "index.json": json.dumps({"format": FORMAT, "pieces": records}),
-        "state.json": json.dumps({**state, "optimizer_scalars": scalars}, indent=1),
-        "config.yaml": config,
-    }
-    for name, text in texts.items():
-        write_text(part / name, text)
-        files[name] = _digest(part / name)
-    write_text(part / "manifest.json", json.dumps({"format": FORMAT, "files": files}, indent=1))
-    _sync(part)
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.replace(part, folder)
-    _sync(folder.parent)
+            if value.numel() != entry.tensor.numel():
+                raise CheckpointError(
+                    f"{type(optimizer).__name__} keeps {kind} of shape {list(value.shape)} for a weight of shape "
+                    f"{list(entry.tensor.shape)}; a checkpoint holds numbers and tensors of the weight's own size only"
+                )
+            yield kind, entry, value
 
 
 class CheckpointReader:
@@ -214,18 +71,21 @@ class CheckpointReader:
     def __init__(self, folder: str | Path, verify: bool = True) -> None:
         self.folder = Path(folder)
         manifest = self._json("manifest.json")
-        if manifest.get("format") != FORMAT:
+        version, files = manifest.get("format"), manifest.get("files")
+        if isinstance(version, int) and version > FORMAT:
             raise CheckpointError(
-                f"{self.folder}: checkpoint format {manifest.get('format')}; this program reads format {FORMAT}, "
-                f"a newer dufu may have written it"
+                f"{self.folder}: checkpoint format {version}; this dufu reads format {FORMAT}, a newer one wrote it"
             )
-        for name, expected in manifest["files"].items():
+        if version != FORMAT or not isinstance(files, dict) or not {"state.json", "index.json"} <= set(files):
+            raise CheckpointError(f"{self.folder}/manifest.json: not the manifest of a dufu checkpoint")
+        self._files = set(files)
+        for name, expected in files.items():
             path = self.folder / name
             if not path.is_file():
                 raise CheckpointError(f"{path}: missing, though the manifest names it; the checkpoint is incomplete")
             if path.stat().st_size != expected["bytes"]:
                 raise CheckpointError(f"{path}: {path.stat().st_size} bytes instead of {expected['bytes']}; it is damaged")
-            if verify and _digest(path)["sha256"] != expected["sha256"]:
+            if verify and digest(path)["sha256"] != expected["sha256"]:
                 raise CheckpointError(f"{path}: its checksum differs from the manifest's; it is damaged")
         self.state: dict[str, Any] = self._json("state.json")
         self.pieces: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -253,14 +113,24 @@ class CheckpointReader:
         """Return the shape of a saved weight."""
         return tuple(self.pieces[WEIGHT, name][0]["shape"])
 
+    def dtype(self, kind: str, entry: Entry) -> torch.dtype:
+        """Return the type of an optimizer's state: float32 where it was saved so, otherwise that of the weights."""
+        records = self.pieces.get((kind, entry.pieces[0].info.name), ())
+        return torch.float32 if any(r["dtype"] == "float32" for r in records) else entry.tensor.dtype
+
     def _tensor(self, record: dict[str, Any]) -> Tensor:
         file = record["file"]
+        if file not in self._files:
+            raise CheckpointError(f"{self.folder}/index.json: names {file}, which the manifest does not know")
         if file not in self._open:
             try:
                 self._open[file] = safe_open(str(self.folder / file), framework="pt")
             except SafetensorError as error:
                 raise CheckpointError(f"{self.folder / file}: not a safetensors file ({error})") from error
-        tensor: Tensor = self._open[file].get_tensor(record["key"])
+        try:
+            tensor: Tensor = self._open[file].get_tensor(record["key"])
+        except SafetensorError as error:
+            raise CheckpointError(f"{self.folder / file}: {error}") from error
         return tensor
 
     def fill(self, kind: str, piece: Piece, memory: Tensor) -> None:
@@ -308,12 +178,9 @@ def load_weights(reader: CheckpointReader, store: ParameterStore) -> None:
     Raises:
         CheckpointError: names are missing, unexpected or misshaped; all are listed.
     """
-    entries = [*store.entries, *store.frozen]
-    needed = {piece.info.name: piece.info.shape for entry in entries for piece in entry.pieces}
-    if not store.sharded:
-        compare_names(reader, needed)
+    compare_names(reader, {info.name: info.shape for info in store.infos})
     with torch.no_grad():
-        for entry in entries:
+        for entry in (*store.entries, *store.frozen):
             flat = entry.tensor.detach().reshape(-1)
             for piece in entry.pieces:
                 reader.fill(WEIGHT, piece, flat[piece.start : piece.start + piece.length])
@@ -336,22 +203,26 @@ def compare_names(reader: CheckpointReader, needed: dict[str, tuple[int, ...]]) 
 
 
 def load_optimizer(reader: CheckpointReader, store: ParameterStore, optimizer: torch.optim.Optimizer) -> None:
-    """Fill the optimizer's state, its moments as pieces and its counters from `state.json`."""
+    """Fill the optimizer's state, its moments as pieces and its counters from `state.json`.
+
+    Raises:
+        CheckpointError: a parameter lacks what others have; moments never start afresh without a word.
+    """
     scalars = reader.state.get("optimizer_scalars", {})
     kinds = sorted({kind for kind, _ in reader.pieces if kind != WEIGHT})
+    fused = {id(p) for group in optimizer.param_groups if group.get("fused") for p in group["params"]}
     for entry in store.entries:
-        state: dict[str, Any] = {}
-        if entry.pieces:
-            saved = scalars.get(entry.pieces[0].info.name, {})
-            state.update({kind: torch.tensor(value, dtype=torch.float32) for kind, value in saved.items()})
-            for kind in kinds:
-                if (kind, entry.pieces[0].info.name) not in reader.pieces:
-                    continue
-                values = torch.zeros_like(entry.tensor)
-                flat = values.view(-1)
-                for piece in entry.pieces:
-                    reader.fill(kind, piece, flat[piece.start : piece.start + piece.length])
-                state[kind] = values
+        if not entry.pieces:
+            continue
+        device = entry.tensor.device if id(entry.tensor) in fused else "cpu"
+        saved = scalars.get(entry.pieces[0].info.name, {})
+        state: dict[str, Any] = {kind: torch.tensor(value, dtype=torch.float32, device=device) for kind, value in saved.items()}
+        for kind in kinds:
+            values = torch.zeros_like(entry.tensor, dtype=reader.dtype(kind, entry))
+            flat = values.view(-1)
+            for piece in entry.pieces:
+                reader.fill(kind, piece, flat[piece.start : piece.start + piece.length])
+            state[kind] = values
         if state:
             optimizer.state[entry.tensor] = state
 
@@ -372,15 +243,36 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return found[-1][1] if found else None
 
 
+def find_checkpoint(folder: str | Path) -> Path:
+    """Return the checkpoint that a path names: itself, or the newest of a run's folder.
+
+    Raises:
+        CheckpointError: there is no complete one.
+    """
+    path = Path(folder)
+    if (path / "manifest.json").is_file():
+        return path
+    found = latest_checkpoint(path / "checkpoints") or latest_checkpoint(path)
+    if found is not None:
+        return found
+    if (path / "config.json").is_file():
+        raise NotBuiltError(f"{path}: reading Hugging Face folders is not built yet; give a run's folder or a checkpoint of dufu")
+    raise CheckpointError(f"{path}: neither a run's folder nor a checkpoint (no complete checkpoint in {path}/checkpoints)")
+
+
 def prune(folder: Path, keep: int, best: str | None) -> None:
     """Remove all but the newest `keep` checkpoints, the best one and the leftovers of interrupted saves."""
     found = complete_checkpoints(folder)
-    for _, path in found[: max(0, len(found) - max(1, keep))]:
+    for _, path in found[: len(found) - keep]:
         if path.name != best:
-            doomed = path.with_name(path.name + ".removed")
-            os.replace(path, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
-    for path in folder.glob("step_*.part"):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in folder.glob("step_*.removed"):
-        shutil.rmtree(path, ignore_errors=True)
+            os.replace(path, path.with_name(f"{path.name}.removed"))
+    remove_leftovers(folder)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what interrupted saves left behind."""
+    for pattern in ("step_*.part", "step_*.removed"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob(".*.part*"):
+        path.unlink(missing_ok=True)

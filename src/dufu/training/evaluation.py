@@ -1,14 +1,22 @@
-"""Evaluation in the training layout: each sample once, sums over tokens, nothing gathered but sums."""
+"""Evaluation in the training layout: each sample once, sums over tokens, nothing gathered but sums and small rows."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from dufu.errors import ConfigError, nearest
+from dufu.layers.loss import IGNORE
+from dufu.models.chain import Batch
 from dufu.parallel.build import Distributed
+from dufu.parallel.collectives import Communicator
 from dufu.training.batches import evaluation_batches
+from dufu.training.metrics import Metric, exponential
 from dufu.training.precision import Precision
 from dufu.training.step import Totals
 
@@ -23,48 +31,132 @@ def reduce_totals(totals: Totals, distributed: Distributed) -> dict[str, float]:
     return dict(zip(names, packed.tolist()))
 
 
+def gather_totals(totals: Totals, distributed: Distributed) -> dict[str, list[float]]:
+    """Return each data-parallel process's own sums, in one message."""
+    if not totals.sums:
+        return {}
+    names, data = sorted(totals.sums), distributed.processes.data
+    packed = torch.zeros(data.size, len(names), dtype=torch.float64, device=distributed.processes.device)
+    packed[data.rank] = torch.stack([totals.sums[name].double() for name in names])
+    data.sum_(packed)
+    return dict(zip(names, packed.T.tolist()))
+
+
+def _ratio(value: float, count: float) -> float:
+    return value / count if count else math.nan
+
+
 def metrics_of(sums: dict[str, float], objectives: dict[str, str]) -> dict[str, float]:
-    """Return loss, perplexity and accuracies from sums: `correct` over `tokens`, `x_correct` over `x`."""
+    """Return loss and accuracies from sums: `correct` over `tokens`, `x_correct` over `x`; NaN where nothing was scored."""
     out: dict[str, float] = {}
-    losses = {name: sums[name] / max(1.0, sums[by]) for name, by in objectives.items()}
+    losses = {name: _ratio(sums[name], sums[by]) for name, by in objectives.items()}
     out["loss"] = sum(losses.values())
     if len(losses) > 1:
         out.update(losses)
     for name, value in sums.items():
         if name == "correct":
-            out["accuracy"] = value / max(1.0, sums["tokens"])
+            out["accuracy"] = _ratio(value, sums["tokens"])
         elif name.endswith("_correct"):
             what = name.removesuffix("_correct")
-            out[f"{what}_accuracy"] = value / max(1.0, sums[what])
+            out[f"{what}_accuracy"] = _ratio(value, sums[what])
     return out
 
 
+def check_metric_name(name: str, objectives: dict[str, str], metrics: Sequence[Metric]) -> None:
+    """Raise ConfigError, before any work, when the metric that decides which checkpoint is best is none of those measured."""
+    known = ["loss", *objectives, *(["perplexity"] if len(objectives) == 1 else []), *(n for m in metrics for n in m.names())]
+    if name not in known and not name.endswith("accuracy"):  # a model's own accuracies show in its sums only
+        raise ConfigError(f'train.evaluation.eval_metric="{name}" is not measured{nearest(name, [*known, "accuracy"])}')
+
+
 def evaluate(
-    distributed: Distributed, dataset: Any, micro: int, precision: Precision, limit: int | None = None
+    distributed: Distributed,
+    dataset: Any,
+    micro: int,
+    precision: Precision,
+    limit: int | None = None,
+    metrics: Sequence[Metric] = (),
 ) -> dict[str, float]:
     """Return the model's metrics on a dataset: they do not depend on batch size, padding or number of processes.
 
     Args:
         dataset: samples.
         micro: samples of one forward.
-        limit: most forwards on a process.
+        limit: most samples, the first ones; None = all.
+        metrics: further ones, beside the model's own sums.
     """
     model, processes = distributed.model, distributed.processes
-    totals = Totals()
+    totals, measured = Totals(), [_Measured(metric) for metric in metrics]
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), precision.autocast(processes.device):
             for batch in evaluation_batches(dataset, micro, processes.data.rank, processes.data.size, processes.device, limit):
-                with precision.autocast(processes.device):
-                    sums = model(batch)
-                for name, value in sums.items():
+                for name, value in model(batch).items():
                     totals.add(name, value)
+                if any(metric.needs_scores for metric in metrics):
+                    pairs = scored_pairs(model, batch)
+                    for each in measured:
+                        each.update(pairs)
     finally:
         model.train(was_training)
     sums = reduce_totals(totals, distributed)
     found = metrics_of(sums, model.objectives)
     if len(model.objectives) == 1:
-        found["perplexity"] = math.exp(min(found["loss"], 700.0))
-    found["tokens"] = sums["tokens"]
+        found["perplexity"] = exponential(found["loss"])
+    for each in measured:
+        found |= each.values(sums, model.objectives, processes.data)
+    found["tokens"] = int(sums["tokens"])
     return found
+
+
+def scored_pairs(model: Any, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return (scores (N, C), labels (N,)) of what each objective scores in a batch.
+
+    A model whose forward without labels returns a dict names its scores by objective; the labels are then in `batch.extra` under
+    `OBJECTIVE_labels`, or else the batch's own.
+
+    Raises:
+        ConfigError: scores and labels do not belong together.
+    """
+    scores = model(replace(batch, labels=None))
+    named: dict[str, Tensor] = scores if isinstance(scores, dict) else {next(iter(model.objectives)): scores}
+    pairs = {}
+    for name, value in named.items():
+        labels = batch.extra.get(f"{name}_labels", batch.labels)
+        if labels is None or value.shape[: labels.dim()] != labels.shape:
+            shape = None if labels is None else tuple(labels.shape)
+            raise ConfigError(f"train.evaluation.evaluator: scores {tuple(value.shape)} of {name} do not fit labels {shape}")
+        chosen = labels != IGNORE
+        pairs[name] = (value[chosen], labels[chosen])
+    return pairs
+
+
+class _Measured:
+    """A metric's running sums, or the rows that it keeps."""
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        self.sums: dict[str, Tensor] = {}
+        self.rows: list[Tensor] = []
+
+    def update(self, pairs: dict[str, tuple[Tensor, Tensor]]) -> None:
+        """Take in a batch."""
+        if not self.metric.needs_scores:
+            return
+        scores, labels = pairs[self.metric.choose(list(pairs))]
+        if self.metric.keeps_rows:
+            self.rows.append(self.metric.rows(scores.float(), labels).double().cpu())
+            return
+        for name, value in self.metric.sums(scores.float(), labels).items():
+            value = value.double()
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def values(self, sums: dict[str, float], objectives: dict[str, str], data: Communicator) -> dict[str, float]:
+        """Return the metric over all processes; called by all of them."""
+        if self.metric.keeps_rows:
+            parts = data.objects(torch.cat(self.rows))
+            return self.metric.of_rows(torch.cat(parts))
+        for value in self.sums.values():
+            data.sum_(value)
+        return self.metric.of_sums(self.sums, sums, objectives)

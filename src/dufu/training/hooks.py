@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,10 +13,11 @@ class Hook:
     """Base of hooks; every method may be left as it is.
 
     `trainer.step` counts finished updates: in `before_step` the update to come is number `trainer.step` from 0, in `after_step` it is done.
+    A hook that speaks to other processes must do so on all of them, and never in `after_train` when `trainer.failed` is set.
     """
 
     def before_train(self, trainer: Trainer) -> None:
-        """Run once before the first step."""
+        """Run once before the first step, after a saved state was taken over."""
 
     def before_step(self, trainer: Trainer) -> None:
         """Run before each step."""
@@ -24,11 +26,24 @@ class Hook:
         """Run after each step."""
 
     def after_train(self, trainer: Trainer) -> None:
-        """Run once at the end, also after an error."""
+        """Run once at the end, also after an error (`trainer.failed`)."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return JSON values that a resumed run needs, the same on every process."""
+        """Return JSON values that a resumed run needs, the same on every process; called on every process."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state."""
+
+
+def named(hooks: Sequence[Hook]) -> dict[str, Hook]:
+    """Return hooks by the names under which a checkpoint keeps their states: the class, numbered where it occurs again."""
+    found: dict[str, Hook] = {}
+    for hook in hooks:
+        name = base = type(hook).__name__
+        number = 1
+        while name in found:
+            number += 1
+            name = f"{base}#{number}"
+        found[name] = hook
+    return found

@@ -9,11 +9,10 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from dufu.data.tokenizer import TextTokenizer, load_tokenizer
-from dufu.errors import CheckpointError, NotBuiltError
 from dufu.parallel.build import Distributed
 from dufu.parallel.layout import layout_from_config
 from dufu.parallel.process import Processes, choose_device, join, settle_allocator, settle_threads, world_size
-from dufu.training.checkpoint import CheckpointReader, latest_checkpoint, load_weights
+from dufu.training.checkpoint import CheckpointReader, find_checkpoint, load_weights
 from dufu.training.data import tokenizer_from_config
 from dufu.training.effective import effective_config
 from dufu.training.precision import Precision, precision_from_config
@@ -44,23 +43,6 @@ class Loaded:
     def processes(self) -> Processes:
         """Return this process among the others."""
         return self.distributed.processes
-
-
-def find_checkpoint(folder: str | Path) -> Path:
-    """Return the checkpoint that a path names: itself, or the newest of a run's folder.
-
-    Raises:
-        CheckpointError: there is no complete one.
-    """
-    path = Path(folder)
-    if (path / "manifest.json").is_file():
-        return path
-    found = latest_checkpoint(path / "checkpoints") or latest_checkpoint(path)
-    if found is not None:
-        return found
-    if (path / "config.json").is_file():
-        raise NotBuiltError(f"{path}: reading Hugging Face folders is not built yet; give a run's folder or a checkpoint of dufu")
-    raise CheckpointError(f"{path}: neither a run's folder nor a checkpoint (no complete checkpoint in {path}/checkpoints)")
 
 
 def load(folder: str | Path, overrides: Sequence[str] = (), data: Sequence[str] = ()) -> Loaded:

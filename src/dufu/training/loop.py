@@ -10,18 +10,20 @@ from typing import Any
 
 from dufu.training.batches import TrainingBatches
 from dufu.training.hooks import Hook
-from dufu.training.step import TrainStep
+from dufu.training.step import OUT_OF_TIME, TrainStep
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """Turns SIGTERM and SIGINT into a wish to stop after the present step; a second one ends the process as usual."""
+    """Turns the first SIGTERM or SIGINT into a wish to stop after the present step; a second one ends the process at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             try:
                 self._before[number] = signal.signal(number, self._note)
             except ValueError:
@@ -30,8 +32,9 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
-        before = self._before.get(number)
-        signal.signal(number, before if before is not None else signal.SIG_DFL)
+        for other in self._before:
+            # The system's own handling, not Python's, which would wait for a blocked collective to return.
+            signal.signal(other, signal.SIG_DFL)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
@@ -65,7 +68,8 @@ class Trainer:
         self.consumed = 0
         self.finished = False  # whether the run has come to an end of its own (all steps, or early stopping)
         self.ending = False  # whether the step just done is the last of this process
-        self.signal: int | None = None
+        self.failed = False  # whether an error ends the run; other processes may be anywhere
+        self.signal: int | None = None  # what ended it early, the same on every process
 
     @property
     def last_step(self) -> int:
@@ -84,20 +88,25 @@ class Trainer:
                 for hook in self.hooks:
                     hook.before_train(self)
                 while self.step < self.last_step and not self.ending:
-                    for hook in self.hooks:
-                        hook.before_step(self)
-                    timed_out = self.stop_after_seconds is not None and time.monotonic() - began > self.stop_after_seconds
-                    stop = request.signal is not None or timed_out
-                    batches = self.batches.step(self.step, self.consumed, last=self.step + 1 >= self.last_step)
-                    self.train_step(self.step, batches, stop)
-                    self.step += 1
-                    self.consumed += self.batches.plan.global_batch
-                    self.finished = self.finished or self.step >= self.train_iter
-                    self.ending = self.step >= self.last_step or self.train_step.stop_seen
-                    for hook in self.hooks:
-                        hook.after_step(self)
+                    out_of_time = self.stop_after_seconds is not None and time.monotonic() - began > self.stop_after_seconds
+                    self._one_step(request.signal or (OUT_OF_TIME if out_of_time else None))
+                self.signal = self.train_step.stop_signal or request.signal
+            except BaseException:
+                self.failed = True
+                raise
             finally:
                 for hook in self.hooks:
                     hook.after_train(self)
                 self.batches.close()
-                self.signal = request.signal
+
+    def _one_step(self, stop: int | None) -> None:
+        for hook in self.hooks:
+            hook.before_step(self)
+        batches = self.batches.step(self.step, self.consumed, last=self.step + 1 >= self.last_step)
+        self.train_step(self.step, batches, stop)
+        self.step += 1
+        self.consumed += self.batches.plan.global_batch
+        self.finished = self.finished or self.step >= self.train_iter
+        self.ending = self.step >= self.last_step or self.train_step.stop_seen
+        for hook in self.hooks:
+            hook.after_step(self)

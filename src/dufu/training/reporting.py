@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dufu.errors import NonFiniteError
-from dufu.training.evaluation import evaluate, metrics_of, reduce_totals
+from dufu.training.evaluation import check_metric_name, evaluate, gather_totals, metrics_of, reduce_totals
 from dufu.training.hooks import Hook
+from dufu.training.metrics import Metric
+from dufu.training.picture import draw_losses
 from dufu.training.precision import Precision
 from dufu.training.sink import Sink, eta
 from dufu.training.step import Totals
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class MetricsHook(Hook):
-    """Writes one record a logging period.
+    """Writes one record a logging period. The first hook, so that what the others take is not counted as time of a step.
 
     Args:
         sink: where it goes.
@@ -28,43 +33,56 @@ class MetricsHook(Hook):
 
     def __init__(self, sink: Sink, period: int, skips_allowed: bool) -> None:
         self.sink, self.period, self.skips_allowed = sink, period, skips_allowed
-        self._steps = 0  # of the running period
-        self._skipped = 0
-        self._saved: dict[str, float] = {}  # sums of the running period before this process began
-        self._began = time.monotonic()
-        self._steps_here = 0
-        self._tokens_here = 0.0
+        self._trainer: Trainer | None = None
+        self._skipped = 0  # of the running period
+        self._saved: dict[str, list[float]] = {}  # each process's sums of a period that an earlier process began
+        self._tokens_before = 0.0
+        self._steps = 0  # of the period, in this process
+        self._seconds = 0.0
+        self._clock = 0.0
 
     def before_train(self, trainer: Trainer) -> None:
         """See Hook."""
-        self._began = time.monotonic()
+        self._trainer = trainer
+        self._take_over(trainer)
+        self.sink.start_progress(trainer.step, trainer.last_step)
+
+    def _take_over(self, trainer: Trainer) -> None:
+        """Begin with the sums of the unfinished period: each process with its own, so that every further sum is the same to the last
+        bit; in another layout the first process with all of them.
+        """
+        data = trainer.train_step.distributed.processes.data
+        for name, parts in self._saved.items():
+            mine = parts[data.rank] if len(parts) == data.size else sum(parts) if data.rank == 0 else 0.0
+            value = torch.tensor(mine, dtype=torch.float64, device=trainer.train_step.distributed.processes.device)
+            trainer.train_step.totals.sums[name] = value
+        self._tokens_before = sum(self._saved.get("tokens", []))
+        self._saved = {}
+
+    def before_step(self, trainer: Trainer) -> None:
+        """See Hook."""
+        self._clock = time.perf_counter()
 
     def after_step(self, trainer: Trainer) -> None:
         """See Hook."""
+        self._seconds += time.perf_counter() - self._clock
         self._steps += 1
-        self._steps_here += 1
         step = trainer.train_step
         self._skipped += step.skipped
-        first_bad = step.skipped and not self.skips_allowed
+        bad = step.skipped and not self.skips_allowed
         # An early end leaves the running period to the checkpoint, so that the file reads as if nothing had happened.
-        if trainer.step % self.period == 0 or (trainer.finished and trainer.ending) or first_bad:
-            self._report(trainer)
-        if first_bad:
-            numbers = trainer.batches.feed.step_numbers(trainer.consumed - trainer.batches.plan.global_batch)
-            raise NonFiniteError(
-                f"step {trainer.step}: the gradient norm is {float(step.grad_norm)}; the update was not made. The batch holds samples "
-                f"{numbers[0]} to {numbers[-1]} of the run; set train.non_finite=skip to leave such steps out"
-            )
+        if trainer.step % self.period == 0 or (trainer.finished and trainer.ending) or bad:
+            loss = self._report(trainer)
+            bad = bad or not (self.skips_allowed or math.isfinite(loss))
+        self.sink.progress(trainer.step)
+        if bad:
+            raise NonFiniteError(_blame(trainer))
 
-    def _report(self, trainer: Trainer) -> None:
+    def _report(self, trainer: Trainer) -> float:
         step = trainer.train_step
-        now = time.monotonic()
         sums = reduce_totals(step.totals, step.distributed)
-        here = dict(sums)
-        for name, value in self._saved.items():
-            sums[name] = sums.get(name, 0.0) + value
-        seconds = (now - self._began) / max(1, self._steps_here)
         found = metrics_of(sums, step.distributed.model.objectives)
+        seconds = self._seconds / self._steps
         record: dict[str, Any] = {
             "step": trainer.step,
             "loss": found.pop("loss"),
@@ -72,7 +90,7 @@ class MetricsHook(Hook):
             "lr": step.lr,
             "tokens": int(sums["tokens"]),
             "samples": trainer.consumed,
-            "tokens_per_second": here["tokens"] / max(1e-9, now - self._began),
+            "tokens_per_second": (sums["tokens"] - self._tokens_before) / max(1e-9, self._seconds),
             "step_seconds": seconds,
             **found,
         }
@@ -81,29 +99,43 @@ class MetricsHook(Hook):
         if step.scaler:
             record["loss_scale"] = step.scaler.scale
         self.sink.write(record)
-        left = eta(trainer.last_step - trainer.step, seconds)
         self.sink.say(
             f"step {trainer.step}/{trainer.train_iter}  loss {record['loss']:.4f}  norm {record['grad_norm']:.3f}  "
-            f"lr {step.lr:.2e}  {record['tokens_per_second']:.0f} tokens/s  left {left}"
+            f"lr {step.lr:.2e}  {record['tokens_per_second']:.0f} tokens/s  left {eta(trainer.last_step - trainer.step, seconds)}"
             + (f"  skipped {self._skipped}" if self._skipped else "")
         )
         step.totals = Totals()
-        self._steps = self._steps_here = self._skipped = 0
-        self._saved = {}
-        self._began = now
+        self._steps = self._skipped = 0
+        self._seconds = self._tokens_before = 0.0
+        # A period that scored nothing has no loss, which is no defect of the numbers.
+        return float(record["loss"]) if sums["tokens"] else 0.0
 
-    def running(self, trainer: Trainer) -> dict[str, Any]:
-        """Return the state of an unfinished period; called by every process, since it sums over them."""
-        sums = reduce_totals(trainer.train_step.totals, trainer.train_step.distributed)
-        for name, value in self._saved.items():
-            sums[name] = sums.get(name, 0.0) + value
-        return {"steps": self._steps, "skipped": self._skipped, "sums": sums}
+    def after_train(self, trainer: Trainer) -> None:
+        """See Hook."""
+        self.sink.stop_progress()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums of the unfinished period, each process's own; see Hook."""
+        assert self._trainer is not None
+        step = self._trainer.train_step
+        return {"skipped": self._skipped, "parts": gather_totals(step.totals, step.distributed)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See Hook."""
-        if state:
-            self._steps, self._skipped = int(state["steps"]), int(state["skipped"])
-            self._saved = {name: float(value) for name, value in state["sums"].items()}
+        self._skipped = int(state["skipped"])
+        self._saved = {name: [float(v) for v in parts] for name, parts in state["parts"].items()}
+
+
+def _blame(trainer: Trainer) -> str:
+    """Say which batch a number that is none came from."""
+    step, feed = trainer.train_step, trainer.batches.feed
+    numbers = feed.step_numbers(trainer.consumed - trainer.batches.plan.global_batch)
+    items = ", ".join(str(i) for i in feed.items(numbers)[0][:8]) + (", …" if len(numbers) > 8 else "")
+    what = f"the gradient norm is {float(step.grad_norm)}; the update was not made" if step.skipped else "the loss is not finite"
+    return (
+        f"step {trainer.step}: {what}. The batch holds samples {numbers[0]} to {numbers[-1]} of the run (items {items} of the data); "
+        f"set train.non_finite=skip to leave such steps out"
+    )
 
 
 class EvaluationHook(Hook):
@@ -112,60 +144,53 @@ class EvaluationHook(Hook):
     Args:
         sink: where the records go.
         dataset: validation samples.
-        period: steps between evaluations.
         micro: samples of a forward.
         precision: of the forward.
-        limit: most forwards on a process.
-        metric, mode: what is best.
-        patience, min_delta: early stopping; None = never.
+        metrics: measured beside the model's own.
+        settings: `train.evaluation`.
+        stopping: `train.early_stopping`.
     """
 
     def __init__(
-        self, sink: Sink, dataset: Any, period: int, micro: int, precision: Precision, limit: int, metric: str, mode: str,
-        patience: int | None, min_delta: float,
-    ) -> None:  # fmt: skip
-        self.sink, self.dataset, self.period, self.micro, self.precision, self.limit = (
-            sink,
-            dataset,
-            period,
-            micro,
-            precision,
-            limit,
-        )
-        self.metric, self.mode, self.patience, self.min_delta = metric, mode, patience, min_delta
+        self, sink: Sink, dataset: Any, micro: int, precision: Precision, metrics: Sequence[Metric], settings: Any, stopping: Any
+    ) -> None:
+        self.sink, self.dataset, self.micro, self.precision, self.metrics = sink, dataset, micro, precision, metrics
+        self.period, self.limit = int(settings.eval_period), int(settings.eval_iter) * micro
+        self.metric, self.mode = settings.eval_metric, settings.eval_mode
+        self.patience, self.min_delta = stopping.patience, float(stopping.min_delta)
         self.best: float | None = None
         self.best_step = 0
         self.bad = 0
         self.improved = False  # at the present step
         self.last: dict[str, float] = {}
 
+    def before_train(self, trainer: Trainer) -> None:
+        """See Hook."""
+        check_metric_name(self.metric, trainer.train_step.distributed.model.objectives, self.metrics)
+
     def after_step(self, trainer: Trainer) -> None:
         """See Hook."""
         self.improved = False
         if trainer.step % self.period and not (trainer.finished and trainer.ending):
             return
-        self.last = evaluate(trainer.train_step.distributed, self.dataset, self.micro, self.precision, self.limit)
+        distributed = trainer.train_step.distributed
+        self.last = evaluate(distributed, self.dataset, self.micro, self.precision, self.limit, self.metrics)
         self.sink.write({"step": trainer.step, "split": "valid", **self.last})
         shown = "  ".join(f"{k} {v:.4f}" for k, v in self.last.items() if k != "tokens")
         self.sink.say(f"step {trainer.step}  validation: {shown}")
-        if self.metric not in self.last:
-            from dufu.errors import ConfigError, nearest
+        self._judge(trainer, self.last.get(self.metric, math.nan))
 
-            raise ConfigError(f'train.evaluation.eval_metric="{self.metric}" is not measured{nearest(self.metric, self.last)}')
-        value = self.last[self.metric]
-        if not math.isfinite(value):
-            return
+    def _judge(self, trainer: Trainer, value: float) -> None:
+        """Keep the best value; a value that is no number is never better."""
         sign = -1.0 if self.mode == "min" else 1.0
-        if self.best is None or sign * value > sign * self.best + self.min_delta:
+        if math.isfinite(value) and (self.best is None or sign * value > sign * self.best + self.min_delta):
             self.best, self.best_step, self.bad, self.improved = value, trainer.step, 0, True
-        else:
-            self.bad += 1
-            if self.patience is not None and self.bad >= self.patience:
-                self.sink.say(
-                    f"step {trainer.step}: no better {self.metric} in {self.bad} evaluations; stopping "
-                    f"(best {self.best:.6g} at step {self.best_step})"
-                )
-                trainer.stop()
+            return
+        self.bad += 1
+        if self.patience is not None and self.bad >= self.patience:
+            found = "no finite value so far" if self.best is None else f"best {self.best:.6g} at step {self.best_step}"
+            self.sink.say(f"step {trainer.step}: no better {self.metric} in {self.bad} evaluations; stopping ({found})")
+            trainer.stop()
 
     def state_dict(self) -> dict[str, Any]:
         """See Hook."""
@@ -174,3 +199,20 @@ class EvaluationHook(Hook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See Hook."""
         self.best, self.best_step, self.bad = state["best"], state["best_step"], state["bad"]
+
+
+class PictureHook(Hook):
+    """Draws `loss.png` at the end. The last hook, after the last record was written.
+
+    Args:
+        sink: whose folder gets it.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def after_train(self, trainer: Trainer) -> None:
+        """See Hook."""
+        if self.sink.folder is not None and not trainer.failed:
+            with self.sink.disk():
+                draw_losses(self.sink.folder)

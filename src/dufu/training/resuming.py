@@ -28,6 +28,7 @@ MATHEMATICS = (
     "train.amp",
     "train.ema",
 )
+DATA = "dataloader.data"
 
 
 def saved_config(reader: CheckpointReader) -> DictConfig:
@@ -36,11 +37,34 @@ def saved_config(reader: CheckpointReader) -> DictConfig:
     return config
 
 
-def inherit_batch(config: DictConfig, reader: CheckpointReader) -> None:
-    """Keep the run's global batch where the given config does not name one; accumulation then follows from the layout."""
-    if config.train.global_batch_size is None:
-        config.train.global_batch_size = int(reader.state["global_batch"])
-        config.train.num_accumulation_steps = None
+def inherit_batch(config: DictConfig, reader: CheckpointReader, data_parallel: int, overrides: Sequence[str]) -> None:
+    """Keep the run's global batch; where the layout has changed, the accumulation follows from it unless this call names it.
+
+    Args:
+        data_parallel: processes that share the global batch now.
+        overrides: this call's `key=value` texts.
+    """
+    train = config.train
+    given = {text.split("=", 1)[0].lstrip("+~") for text in overrides}
+    whole = int(reader.state["global_batch"])
+    if train.global_batch_size is None:
+        train.global_batch_size = whole
+    micro, accumulation = train.train_micro_batch_size, train.num_accumulation_steps
+    if accumulation is None or "train.num_accumulation_steps" in given:
+        return
+    share = -(-train.global_batch_size // data_parallel)
+    if accumulation > share or (micro is not None and -(-share // micro) != accumulation):
+        train.num_accumulation_steps = None
+
+
+def may_change_data(allowed: Sequence[str]) -> bool:
+    """Say whether `--allow-change` lets the samples or their order differ."""
+    return any(key == "train.seed" or key.split(".")[0] in ("dataloader", "tokenization") for key in allowed)
+
+
+def same_optimizer(reader: CheckpointReader, config: DictConfig) -> bool:
+    """Say whether the optimizer is the one whose state was saved (another one, where allowed, begins without any)."""
+    return bool(saved_config(reader).optim.get("_target_") == config.optim.get("_target_"))
 
 
 def _leaves(value: Any, path: str) -> dict[str, Any]:
@@ -63,8 +87,8 @@ def compare_configs(reader: CheckpointReader, config: DictConfig, allowed: Seque
         ConfigError: an allowed key is none of those compared.
     """
     for key in allowed:
-        if not any(key == known or key.startswith(known + ".") or known.startswith(key + ".") for known in MATHEMATICS):
-            raise ConfigError(f"--allow-change {key}: not a key that is compared; those are {', '.join(MATHEMATICS)}")
+        if not any(key == known or key.startswith(known + ".") or known.startswith(key + ".") for known in (*MATHEMATICS, DATA)):
+            raise ConfigError(f"--allow-change {key}: not a key that is compared; those are {', '.join((*MATHEMATICS, DATA))}")
     before = OmegaConf.to_container(as_config(saved_config(reader)), resolve=True)
     after = OmegaConf.to_container(OmegaConf.create(LazyConfig.to_yaml(config)), resolve=True)
     different = []

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from dufu.config.instantiate import instantiate
 from dufu.config.load import LazyConfig
@@ -18,22 +17,35 @@ from dufu.data.feed import Feed
 from dufu.errors import CheckpointError, ConfigError
 from dufu.models.chain import ChainModel
 from dufu.parallel.build import Distributed, distribute
+from dufu.parallel.launch import speak_for_all
 from dufu.parallel.layout import layout_from_config
-from dufu.parallel.process import Processes, choose_device, join, leave, settle_allocator, settle_threads, world_size
+from dufu.parallel.process import (
+    Processes,
+    choose_device,
+    join,
+    leave,
+    local_processes,
+    settle_allocator,
+    settle_threads,
+    world_size,
+)
 from dufu.training.batch_size import plan_batch
 from dufu.training.batches import TrainingBatches
-from dufu.training.checkpoint import CheckpointReader, latest_checkpoint, load_optimizer, load_weights
+from dufu.training.checkpoint import CheckpointReader, find_checkpoint, latest_checkpoint, load_optimizer, load_weights
 from dufu.training.data import build_dataset, complete_model_config, save_tokenizer, tokenizer_from_config
 from dufu.training.effective import effective_config, refuse_unbuilt, seconds
 from dufu.training.evaluation import evaluate
-from dufu.training.hooks import Hook
+from dufu.training.files import write_text
+from dufu.training.folder import RunFolder
+from dufu.training.hooks import Hook, named
 from dufu.training.loop import Trainer
+from dufu.training.metrics import build_metrics
 from dufu.training.optimizer import build_optimizer, build_schedule
 from dufu.training.precision import LossScaler, Precision, precision_from_config
-from dufu.training.reporting import EvaluationHook, MetricsHook
-from dufu.training.resuming import compare_configs, inherit_batch
+from dufu.training.reporting import EvaluationHook, MetricsHook, PictureHook
+from dufu.training.resuming import compare_configs, inherit_batch, may_change_data, same_optimizer
 from dufu.training.saving import CheckpointHook
-from dufu.training.sink import Sink, trim_metrics
+from dufu.training.sink import Sink
 from dufu.training.step import TrainStep
 
 
@@ -74,124 +86,130 @@ def train(
         overrides: `key=value` texts.
         data: files that replace `dataloader.data`.
         resume: continue the run in `train.output_dir` (or in the folder `source`) from its newest checkpoint.
-        eval_only: evaluate the run's newest checkpoint instead of training.
+        eval_only: evaluate the run's newest checkpoint (or `train.load_weight`) instead of training.
         fast_dev_run: a short trial.
         allow_change: keys that may differ from the resumed run's though they change the mathematics.
-        hooks: run after dufu's own.
+        hooks: run after dufu's own, but before the one that writes checkpoints, which hold their state.
 
     Raises:
         DufuError: a user's mistake, before any work is spent.
     """
-    if isinstance(source, (str, Path)) and Path(source).is_dir():
-        overrides = [*overrides, f"train.output_dir='{source}'"]
-    config = effective_config(source, overrides, data, fast_dev_run)
-    refuse_unbuilt(config)
+    config = call_config(source, overrides, data, fast_dev_run)
     layout = layout_from_config(config.train, world_size())
     settle_allocator()
-    settle_threads(1)
+    settle_threads(local_processes())
     processes = join(layout, choose_device(config.train.input_placement_device))
     try:
         if config.train.deterministic:
             torch.use_deterministic_algorithms(True, warn_only=True)
-        return _Run(config, processes, resume, allow_change).go(eval_only, hooks)
+        if eval_only:
+            return _evaluate_only(config, processes)
+        return _Run(config, processes, resume, allow_change, overrides).go(hooks)
+    except BaseException:
+        speak_for_all()  # before this process's connections close, which is what the others then fail of
+        raise
     finally:
         leave()
+
+
+def call_config(
+    source: str | Path | DictConfig, overrides: Sequence[str] = (), data: Sequence[str] = (), fast_dev_run: bool = False
+) -> DictConfig:
+    """Return the effective config of a call of `train`.
+
+    A run's folder gives its saved config, without what belonged to the call that saved it: where that one stopped early and whether it
+    replaced another run.
+    """
+    of_run = isinstance(source, (str, Path)) and Path(source).is_dir()
+    if of_run:
+        overrides = ["train.stop_at_step=null", "train.stop_after=null", "train.overwrite=false", *overrides]
+    config = effective_config(source, overrides, data, fast_dev_run)
+    if of_run:
+        config.train.output_dir = str(source)
+    refuse_unbuilt(config)
+    return config
 
 
 class _Run:
     """The parts of a run, built in order."""
 
-    def __init__(self, config: DictConfig, processes: Processes, resume: bool, allow_change: Sequence[str]) -> None:
-        self.config, self.processes = config, processes
-        self.folder = Path(config.train.output_dir)
-        self.checkpoints = self.folder / "checkpoints"
-        self.reader = self._claim_folder(resume)
+    def __init__(
+        self, config: DictConfig, processes: Processes, resume: bool, allow_change: Sequence[str], overrides: Sequence[str]
+    ) -> None:
+        self.config, self.processes, self.allow_change = config, processes, allow_change
+        self.stop_after = seconds(config.train.stop_after)
+        self.folder = RunFolder(Path(config.train.output_dir), processes, resume, config.train.overwrite)
+        self.reader = self.folder.reader
         self.tokenizer = tokenizer_from_config(config)
         complete_model_config(config, self.tokenizer)
         if self.reader is not None:
-            inherit_batch(config, self.reader)
+            inherit_batch(config, self.reader, processes.layout.data, overrides)
         self.plan = plan_batch(config.train, processes.layout.data)
         config.train.global_batch_size = self.plan.global_batch
         if self.reader is not None:
             compare_configs(self.reader, config, allow_change)
         self.precision = precision_from_config(config.train.amp, processes.device)
+        self.metrics = build_metrics(config.train.evaluation.evaluator)
 
-    def _claim_folder(self, resume: bool) -> CheckpointReader | None:
-        """Take the run's folder, or refuse; return the checkpoint to resume from."""
-        found = latest_checkpoint(self.checkpoints)
-        used = found is not None or (self.folder / "metrics.jsonl").exists()
-        reader = None
-        if resume:
-            reader = CheckpointReader(found, verify=self.processes.is_main) if found else None
-        elif used and not self.config.train.overwrite:
-            raise ConfigError(
-                f"train.output_dir={self.folder} already holds a run; continue it with --resume, replace it with "
-                f"train.overwrite=true, or choose another folder"
-            )
-        self.processes.world.barrier()
-        if self.processes.is_main:
-            if used and not resume:
-                for name in ("checkpoints", "tensorboard"):
-                    shutil.rmtree(self.folder / name, ignore_errors=True)
-                for name in ("metrics.jsonl", "log.txt"):
-                    (self.folder / name).unlink(missing_ok=True)
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-        self.processes.world.barrier()
-        return reader
-
-    def go(self, eval_only: bool, extra: Sequence[Hook]) -> Outcome:
-        """Build the rest and train (or evaluate)."""
+    def go(self, extra: Sequence[Hook]) -> Outcome:
+        """Build the rest and train."""
         config, train, processes = self.config, self.config.train, self.processes
-        valid = build_dataset(config, self.tokenizer, "valid", processes, required=eval_only)
-        distributed = build_model(config, processes, self.precision)
-        optimizer, limit, norm_type = build_optimizer(config, distributed)
-        sink = Sink(self.folder if processes.is_main else None, train.tensorboard)
-        if eval_only:
-            return self._evaluate_only(distributed, valid, sink)
+        valid = build_dataset(config, self.tokenizer, "valid", processes, required=False)
         dataset = build_dataset(config, self.tokenizer, "train", processes)
         feed = Feed(dataset, self.plan.global_batch, train.seed, config.dataloader.shuffle)
         self._settle_lengths(len(dataset))
+        distributed = build_model(config, processes, self.precision)
+        optimizer, limit, norm_type = build_optimizer(config, distributed)
         schedule = build_schedule(config, optimizer)
         scaler = LossScaler(train.amp) if self.precision.scaled else None
-        facts = {"seed": train.seed, "global_batch": self.plan.global_batch, "fingerprint": feed.fingerprint()}
-        text = LazyConfig.to_yaml(config)
         step = TrainStep(distributed, optimizer, schedule, self.precision, scaler, limit, norm_type)
         batches = TrainingBatches(feed, self.plan, processes.data.rank, processes.data.size, train.seed, processes.device)
-        own = self._hooks(sink, valid, text, facts, scaler)
-        trainer = Trainer(step, batches, [*own, *extra], train.train_iter, train.stop_at_step, seconds(train.stop_after))
-        if self.reader is not None:
-            self._restore(trainer, feed, sink)
-        elif train.load_weight:
-            load_weights(CheckpointReader(_checkpoint_of(train.load_weight)), distributed.store)
-        if processes.is_main:
-            (self.folder / "config.yaml").write_text(text, encoding="utf-8")
-            save_tokenizer(self.tokenizer, self.folder)
-        sink.say(
-            f"{processes.layout}: {sum(math.prod(i.shape) for i in distributed.infos):,} parameters, {len(dataset):,} samples, "
-            f"global batch {self.plan.global_batch} ({self.plan.micro} × {self.plan.accumulation} a process), {self.precision.level}"
-        )
-        if trainer.step >= trainer.train_iter:
-            sink.say(f"the run is finished: {trainer.step} of {trainer.train_iter} steps are done; raise train.train_iter to go on")
-        else:
-            trainer.run()
-        evaluation = next((h for h in own if isinstance(h, EvaluationHook)), None)
-        sink.close()
-        return Outcome(trainer.step, trainer.finished, evaluation.last if evaluation else {}, trainer.signal, self.folder)
+        self.folder.prepare()
+        sink = Sink(self.folder.path if processes.is_main else None, train.tensorboard)
+        try:
+            hooks = self._hooks(sink, valid, feed, scaler, extra)
+            trainer = Trainer(step, batches, hooks, train.train_iter, train.stop_at_step, self.stop_after)
+            self._first_state(trainer, sink)
+            if processes.is_main:
+                with sink.disk():
+                    write_text(self.folder.path / "config.yaml", LazyConfig.to_yaml(config))
+                    save_tokenizer(self.tokenizer, self.folder.path)
+            sink.say(
+                f"{processes.layout}: {sum(math.prod(i.shape) for i in distributed.infos):,} parameters, {len(dataset):,} samples, "
+                f"global batch {self.plan.global_batch} ({self.plan.micro} × {self.plan.accumulation} a process), {self.precision.level}"
+            )
+            if self._anything_left(trainer, sink):
+                trainer.run()
+        finally:
+            sink.close()
+        evaluation = next((h for h in hooks if isinstance(h, EvaluationHook)), None)
+        return Outcome(trainer.step, trainer.finished, evaluation.last if evaluation else {}, trainer.signal, self.folder.path)
 
-    def _hooks(self, sink: Sink, valid: Any, text: str, facts: dict[str, Any], scaler: LossScaler | None) -> list[Hook]:
-        train = self.config.train
+    def _hooks(self, sink: Sink, valid: Any, feed: Feed, scaler: LossScaler | None, extra: Sequence[Hook]) -> list[Hook]:
+        """Return the hooks in their order: numbers first, the checkpoint when all others have seen the step, the picture last."""
+        train, saver = self.config.train, self.config.train.checkpointer
         hooks: list[Hook] = [MetricsHook(sink, train.log_period, bool(scaler) or train.non_finite == "skip")]
         if train.evaluation.enabled and valid is not None:
-            evaluation = train.evaluation
-            hooks.append(
-                EvaluationHook(
-                    sink, valid, evaluation.eval_period, train.test_micro_batch_size, self.precision, int(evaluation.eval_iter),
-                    evaluation.eval_metric, evaluation.eval_mode, train.early_stopping.patience, train.early_stopping.min_delta,
-                )
-            )  # fmt: skip
-        saver = train.checkpointer
-        hooks.append(CheckpointHook(sink, self.checkpoints, saver.period, saver.max_to_keep, text, facts))
-        return hooks
+            micro = train.test_micro_batch_size
+            hooks.append(EvaluationHook(sink, valid, micro, self.precision, self.metrics, train.evaluation, train.early_stopping))
+        facts = {"seed": train.seed, "global_batch": self.plan.global_batch, "fingerprint": feed.fingerprint()}
+        text = LazyConfig.to_yaml(self.config)
+        folder, poll = self.folder.checkpoints, train.log_period
+        checkpoints = CheckpointHook(sink, folder, saver.period, saver.max_to_keep, saver.async_save, poll, text, facts)
+        return [*hooks, *extra, checkpoints, PictureHook(sink)]
+
+    def _anything_left(self, trainer: Trainer, sink: Sink) -> bool:
+        """Say what a finished run is; return whether there are steps to make."""
+        if trainer.step >= trainer.train_iter:
+            trainer.finished = True
+            sink.say(f"the run is finished: {trainer.step} of {trainer.train_iter} steps are done; raise train.train_iter to go on")
+        elif trainer.finished:
+            sink.say(f"the run is finished: it stopped early at step {trainer.step}; raise train.train_iter to go on")
+        elif trainer.step >= trainer.last_step:
+            sink.say(f"nothing to do: step {trainer.step} is done and train.stop_at_step={trainer.stop_at_step}")
+        else:
+            return True
+        return False
 
     def _settle_lengths(self, samples: int) -> None:
         """Turn epochs and ratios into steps, in the effective config."""
@@ -206,59 +224,62 @@ class _Run:
             train.checkpointer.period = train.checkpointer.save_model_after_n_epoch * epoch
         if train.evaluation.eval_after_n_epoch is not None:
             train.evaluation.eval_period = train.evaluation.eval_after_n_epoch * epoch
-        for name, value in (("train_iter", train.train_iter), ("log_period", train.log_period),
-                            ("checkpointer.period", train.checkpointer.period), ("evaluation.eval_period", train.evaluation.eval_period)):  # fmt: skip
+        for name in ("train_iter", "log_period", "checkpointer.period", "checkpointer.max_to_keep", "evaluation.eval_period",
+                     "evaluation.eval_iter", "test_micro_batch_size"):  # fmt: skip
+            value = OmegaConf.select(train, name)
             if value < 1:
                 raise ConfigError(f"train.{name}={value}: at least 1")
 
-    def _restore(self, trainer: Trainer, feed: Feed, sink: Sink) -> None:
-        """Take over everything that a checkpoint holds."""
-        reader = self.reader
-        assert reader is not None
-        state = reader.state
-        if state["fingerprint"] != feed.fingerprint():
+    def _first_state(self, trainer: Trainer, sink: Sink) -> None:
+        """Take over everything that a checkpoint holds, or begin anew."""
+        store, weights = trainer.train_step.distributed.store, self.config.train.load_weight
+        if self.reader is not None:
+            self._restore(self.reader, trainer)
+            sink.resume_at(trainer.step)
+            sink.say(f"resumed at step {trainer.step} from {self.reader.folder} (written as {self.reader.state['layout']})")
+            return
+        if weights:
+            load_weights(CheckpointReader(find_checkpoint(weights)), store)
+        if self.folder.resume:
+            sink.resume_at(0)
+            sink.say(f"{self.folder.path} holds no checkpoint to resume from; starting from the beginning")
+
+    def _restore(self, reader: CheckpointReader, trainer: Trainer) -> None:
+        state, step, fingerprint = reader.state, trainer.train_step, trainer.batches.feed.fingerprint()
+        if state["fingerprint"] != fingerprint and not may_change_data(self.allow_change):
             raise CheckpointError(
                 f"{reader.folder}: the training data or their order differ from the run's (fingerprint {state['fingerprint']}, "
-                f"now {feed.fingerprint()}); give the same files, tokenizer, sequence length, split and seed"
+                f"now {fingerprint}); give the same files, tokenizer, sequence length, split and seed, or --allow-change dataloader.data"
             )
-        store = trainer.train_step.distributed.store
-        load_weights(reader, store)
-        load_optimizer(reader, store, trainer.train_step.optimizer)
-        if trainer.train_step.scaler and state["scaler"]:
-            trainer.train_step.scaler.load_state_dict(state["scaler"])
+        load_weights(reader, step.distributed.store)
+        if same_optimizer(reader, self.config):
+            load_optimizer(reader, step.distributed.store, step.optimizer)
+        if step.scaler and state["scaler"]:
+            step.scaler.load_state_dict(state["scaler"])
         trainer.step, trainer.consumed = state["step"], state["consumed_samples"]
-        for hook in trainer.hooks:
-            saved = state["hooks"].get(type(hook).__name__)
-            if saved is not None and not (isinstance(hook, MetricsHook) and not self.processes.is_main):
-                hook.load_state_dict(saved)
-            elif isinstance(hook, MetricsHook) and saved:
-                hook.load_state_dict({**saved, "sums": {}})
-        if self.processes.is_main:
-            trim_metrics(self.folder / "metrics.jsonl", trainer.step)
-        sink.reopen()
-        sink.say(f"resumed at step {trainer.step} from {reader.folder} (written as {state['layout']})")
-
-    def _evaluate_only(self, distributed: Distributed, valid: Any, sink: Sink) -> Outcome:
-        reader = self.reader
-        weights = self.config.train.load_weight
-        if reader is None:
-            reader = CheckpointReader(_checkpoint_of(weights or str(self.folder)))
-        load_weights(reader, distributed.store)
-        found = evaluate(distributed, valid, self.config.train.test_micro_batch_size, self.precision)
-        sink.say("  ".join(f"{k} {v:.6g}" for k, v in found.items()))
-        sink.close()
-        return Outcome(int(reader.state["step"]), True, found, None, self.folder)
+        # A run that early stopping ended goes on only when it is given more steps.
+        trainer.finished = bool(state["finished"]) and trainer.train_iter <= state["train_iter"]
+        for name, hook in named(trainer.hooks).items():
+            if name in state["hooks"]:
+                hook.load_state_dict(state["hooks"][name])
 
 
-def _checkpoint_of(folder: str) -> Path:
-    """Return the checkpoint that a path names: itself, or the newest of a run's folder."""
-    path = Path(folder)
-    if (path / "manifest.json").is_file():
-        return path
-    found = latest_checkpoint(path / "checkpoints") or latest_checkpoint(path)
-    if found is None:
-        raise CheckpointError(f"{path}: neither a checkpoint nor a run's folder with a complete one")
-    return found
+def _evaluate_only(config: DictConfig, processes: Processes) -> Outcome:
+    """Evaluate the run's newest checkpoint, or else the weights that the config names; nothing is written."""
+    train, folder = config.train, Path(config.train.output_dir)
+    found = latest_checkpoint(folder / "checkpoints") or find_checkpoint(train.load_weight or folder)
+    reader = CheckpointReader(found, verify=processes.is_main)
+    tokenizer = tokenizer_from_config(config)
+    complete_model_config(config, tokenizer)
+    precision, metrics = precision_from_config(train.amp, processes.device), build_metrics(train.evaluation.evaluator)
+    valid = build_dataset(config, tokenizer, "valid", processes)
+    distributed = build_model(config, processes, precision, trained=False)
+    load_weights(reader, distributed.store)
+    limit = int(train.evaluation.eval_iter) * train.test_micro_batch_size
+    values = evaluate(distributed, valid, train.test_micro_batch_size, precision, limit, metrics)
+    if processes.is_main:
+        print(f"step {reader.state['step']}  validation: " + "  ".join(f"{k} {v:.6g}" for k, v in values.items()), flush=True)
+    return Outcome(int(reader.state["step"]), bool(reader.state["finished"]), values, None, folder)
 
 
 def build_model(config: DictConfig, processes: Processes, precision: Precision, trained: bool = True) -> Distributed:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dufu.training import checkpoint
-from dufu.training.hooks import Hook
-from dufu.training.reporting import EvaluationHook, MetricsHook
+import torch
+
+from dufu.training.checkpoint import complete_checkpoints, prune, remove_leftovers, step_folder
+from dufu.training.files import write_text
+from dufu.training.hooks import Hook, named
+from dufu.training.reporting import EvaluationHook
 from dufu.training.sink import Sink
+from dufu.training.writing import Writing, take_pieces
 
 if TYPE_CHECKING:
     from dufu.training.loop import Trainer
@@ -22,49 +26,96 @@ class CheckpointHook(Hook):
         folder: the run's `checkpoints` folder.
         period: steps between checkpoints.
         keep: newest ones kept; the best is kept besides.
+        in_thread: write copies while training goes on, one checkpoint at a time.
+        poll: with several processes, steps between looks whether a thread's checkpoint can be completed.
         config: the effective config as YAML.
         facts: JSON values of the run that do not change (seed, fingerprint, global batch).
     """
 
-    def __init__(self, sink: Sink, folder: Path, period: int, keep: int, config: str, facts: dict[str, Any]) -> None:
+    def __init__(
+        self, sink: Sink, folder: Path, period: int, keep: int, in_thread: bool, poll: int, config: str, facts: dict[str, Any]
+    ) -> None:
         self.sink, self.folder, self.period, self.keep = sink, folder, period, keep
-        self.config, self.facts = config, facts
+        self.in_thread, self.poll, self.config, self.facts = in_thread, poll, config, facts
         self.best: str | None = None
-        self._saved_step = -1
+        self._writing: Writing | None = None
+        self._best_of_writing: str | None = None
+
+    def before_train(self, trainer: Trainer) -> None:
+        """Make `latest` and `best` true again: a killed process may have left them a checkpoint behind."""
+        complete = [path.name for _, path in complete_checkpoints(self.folder)]
+        if self.best not in complete:
+            self.best = None
+        if trainer.train_step.distributed.processes.is_main:
+            with self.sink.disk():
+                remove_leftovers(self.folder)
+                self._point("best", self.best)
+                self._point("latest", complete[-1] if complete else None)
+
+    def _point(self, name: str, to: str | None) -> None:
+        path = self.folder / name
+        if to is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_text(path, to + "\n")
 
     def after_step(self, trainer: Trainer) -> None:
         """See Hook."""
         improved = any(isinstance(h, EvaluationHook) and h.improved for h in trainer.hooks)
-        if trainer.step % self.period == 0 or improved or trainer.ending:
+        due = trainer.step % self.period == 0 or improved or trainer.ending
+        if self._writing is not None and (due or self._all_written(trainer)):
+            self._complete()
+        if due:
             self.save(trainer, improved)
+
+    def _all_written(self, trainer: Trainer) -> bool:
+        """Say whether every process's thread is done; the processes ask each other now and then only."""
+        assert self._writing is not None
+        world = trainer.train_step.distributed.processes.world
+        if world.size == 1:
+            return self._writing.written
+        if trainer.step % self.poll:
+            return False
+        missing = torch.tensor(float(not self._writing.written), device=trainer.train_step.distributed.processes.device)
+        world.sum_(missing)
+        return not float(missing)
 
     def save(self, trainer: Trainer, is_best: bool) -> None:
         """Write a checkpoint of the present step; called by every process."""
-        path = self.folder / checkpoint.step_folder(trainer.step)
+        path = self.folder / step_folder(trainer.step)
         if is_best:
             self.best = path.name
-        processes = trainer.train_step.distributed.processes
-        checkpoint.save(
-            path,
-            store=trainer.train_step.distributed.store,
-            optimizer=trainer.train_step.optimizer,
-            processes=processes,
-            state=self._state(trainer),
-            config=self.config,
-        )
-        if processes.is_main:
-            if is_best:
-                checkpoint.write_text(self.folder / "best", path.name + "\n")
-            checkpoint.write_text(self.folder / "latest", path.name + "\n")
-            checkpoint.prune(self.folder, self.keep, self.best)
-        self._saved_step = trainer.step
+        step = trainer.train_step
+        processes = step.distributed.processes
+        in_thread = self.in_thread and not trainer.ending
+        pieces = take_pieces(step.distributed.store, step.optimizer, processes, copy=in_thread)
+        self._writing = Writing(path, processes, pieces, self._state(trainer), self.config)
+        self._best_of_writing = self.best
+        self._writing.begin(in_thread)
+        if not in_thread:
+            self._complete()
+
+    def _complete(self) -> None:
+        """Let the checkpoint that is being written become the newest one; called by every process."""
+        writing, best = self._writing, self._best_of_writing
+        assert writing is not None
+        self._writing = None
+
+        def publish() -> None:
+            if best == writing.folder.name:
+                self._point("best", best)
+            self._point("latest", writing.folder.name)
+            prune(self.folder, self.keep, best)
+
+        writing.finish(publish)
+
+    def after_train(self, trainer: Trainer) -> None:
+        """See Hook."""
+        if self._writing is not None:
+            self._writing.abandon()
 
     def _state(self, trainer: Trainer) -> dict[str, Any]:
-        hooks: dict[str, Any] = {}
-        for hook in trainer.hooks:
-            state = hook.running(trainer) if isinstance(hook, MetricsHook) else hook.state_dict()
-            if state:
-                hooks[type(hook).__name__] = state
+        states = {name: hook.state_dict() for name, hook in named(trainer.hooks).items()}
         scaler = trainer.train_step.scaler
         return {
             **self.facts,
@@ -74,7 +125,7 @@ class CheckpointHook(Hook):
             "train_iter": trainer.train_iter,
             "layout": str(trainer.train_step.distributed.processes.layout),
             "scaler": scaler.state_dict() if scaler else None,
-            "hooks": hooks,
+            "hooks": {name: state for name, state in states.items() if state},
         }
 
     def state_dict(self) -> dict[str, Any]:

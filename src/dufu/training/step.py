@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +16,9 @@ from dufu.optim.schedules import Schedule
 from dufu.parallel.build import Distributed
 from dufu.training.clip import global_norm
 from dufu.training.precision import LossScaler, Precision
+
+OUT_OF_TIME = 0  # a wish to stop that is no signal
+_WISHES = (OUT_OF_TIME, int(signal.SIGINT), int(signal.SIGTERM))  # each with a place of its own in the counts' message
 
 
 @dataclass
@@ -56,22 +61,29 @@ class TrainStep:
         self.grad_norm: Tensor = torch.zeros(())
         self.lr = 0.0
         self.skipped = False
-        self.stop_seen = False
+        self.stop_seen = False  # whether any process wished to stop
+        self.stop_signal: int | None = None  # the signal that it had got
 
-    def count(self, batches: Sequence[Batch], stop: bool) -> dict[str, Tensor]:
+    def count(self, batches: Sequence[Batch], stop: int | None = None) -> dict[str, Tensor]:
         """Return what each objective scores in the global batch; tell and learn whether any process wants to stop."""
         processes, model = self.distributed.processes, self.distributed.model
         names = sorted(set(model.objectives.values()))
         mine = [model.counts(b) for b in batches] if processes.tensor.rank == 0 else []
         numbers = [float(sum(c[name] for c in mine)) for name in names]
-        packed = torch.tensor([*numbers, float(stop)], dtype=torch.float64, device=processes.device)
+        wishes = [float(stop == wish) for wish in _WISHES]
+        packed = torch.tensor([*numbers, *wishes], dtype=torch.float64, device=processes.device)
         processes.world.sum_(packed)
-        if processes.world.size > 1 or stop:
-            self.stop_seen = bool(packed[-1] > 0)
+        if processes.world.size > 1 or stop is not None:
+            seen = [wish for wish, count in zip(_WISHES, packed[len(names) :].tolist()) if count]
+            self.stop_seen, self.stop_signal = bool(seen), max(seen, default=OUT_OF_TIME) or None
         return {name: packed[i].clamp(min=1.0).float() for i, name in enumerate(names)}
 
-    def __call__(self, step: int, batches: Sequence[Batch], stop: bool = False) -> None:
-        """Make update number `step` (counted from 0) from this process's micro-batches of the global batch."""
+    def __call__(self, step: int, batches: Sequence[Batch], stop: int | None = None) -> None:
+        """Make update number `step` (counted from 0) from this process's micro-batches of the global batch.
+
+        Args:
+            stop: this process's wish to end after the step, a signal's number or `OUT_OF_TIME`; all processes learn of it.
+        """
         store, model = self.distributed.store, self.distributed.model
         device = self.distributed.processes.device
         model.train()
@@ -97,7 +109,7 @@ class TrainStep:
         norm = global_norm(store, self.distributed.processes, self.norm_type) / scale
         self.grad_norm = norm
         value = float(norm)
-        finite = value == value and value not in (float("inf"), float("-inf"))
+        finite = math.isfinite(value)
         self.skipped = not finite
         if finite:
             factor = min(1.0, self.clip / (value + 1e-6)) if self.clip > 0 else 1.0

@@ -1,0 +1,212 @@
+"""Writing a checkpoint: every process its pieces, beside the finished ones, and one rename at the end.
+
+`begin` takes hold of what is to be written, `finish` makes the checkpoint complete; both are called by every process. In between a
+thread may write copies while training goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from dufu.errors import CheckpointError
+from dufu.parallel.parameters import Entry
+from dufu.parallel.process import Processes
+from dufu.parallel.store import ParameterStore
+from dufu.training.checkpoint import FORMAT, holdings
+from dufu.training.files import digest, sync, write_text
+
+
+@dataclass
+class Pieces:
+    """What one process writes.
+
+    Args:
+        arrays: flat values by key, float32.
+        records: which rectangle of which tensor each of them is.
+        scalars: the optimizer's numbers by parameter.
+    """
+
+    arrays: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    records: list[dict[str, Any]] = field(default_factory=list)
+    scalars: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+def _mine(store: ParameterStore, entries: list[Entry], processes: Processes) -> Iterator[bool]:
+    """Say of each entry whether this process saves it: of equal copies one does, so that all have about as much to write."""
+    data, total = processes.data, sum(e.tensor.numel() for e in entries)
+    before = 0
+    for entry in entries:
+        writer = data.rank if store.sharded else before * data.size // max(1, total)
+        before += entry.tensor.numel()
+        yield writer == data.rank and (entry.divided or processes.tensor.rank == 0)
+
+
+def take_pieces(store: ParameterStore, optimizer: torch.optim.Optimizer, processes: Processes, copy: bool) -> Pieces:
+    """Return this process's pieces of the weights and the optimizer's state.
+
+    Args:
+        copy: whether the arrays must keep their values while training goes on.
+    """
+    pieces = Pieces()
+    entries = [*store.entries, *store.frozen]
+    chosen = {id(entry) for entry, mine in zip(entries, _mine(store, entries, processes)) if mine}
+    name = f"rank_{processes.rank:05d}.safetensors"
+    for kind, entry, values in holdings(store, optimizer):
+        if id(entry) not in chosen:
+            continue
+        flat = values.reshape(-1)
+        for piece in entry.pieces:
+            count = piece.region.numel
+            if not count:
+                continue
+            key = f"{kind}/{piece.info.name}"
+            stretch = flat[piece.start : piece.start + count]
+            array = stretch.float().cpu().numpy()
+            pieces.arrays[key] = array.copy() if copy and stretch.device.type == "cpu" and stretch.dtype == torch.float32 else array
+            pieces.records.append(
+                {"file": name, "key": key, "kind": kind, "name": piece.info.name, "shape": list(piece.info.shape),
+                 "region": piece.region.to_json(), "dtype": str(values.dtype).removeprefix("torch.")}
+            )  # fmt: skip
+    for entry in store.entries:
+        if id(entry) not in chosen:
+            continue
+        numbers = {
+            kind: float(value)
+            for kind, value in optimizer.state.get(entry.tensor, {}).items()
+            if not isinstance(value, Tensor) or value.dim() == 0
+        }
+        for piece in entry.pieces:
+            pieces.scalars[piece.info.name] = numbers
+    return pieces
+
+
+class Writing:
+    """A checkpoint that is being written.
+
+    Args:
+        folder: the finished checkpoint's path.
+        processes: all that write.
+        pieces: this process's.
+        state: JSON values, the same on every process.
+        config: the effective config as YAML.
+    """
+
+    def __init__(self, folder: Path, processes: Processes, pieces: Pieces, state: dict[str, Any], config: str) -> None:
+        self.folder, self.processes, self.pieces = folder, processes, pieces
+        self.part = folder.with_name(f"{folder.name}.part")
+        self._state, self._config = json.dumps(state), config  # as text: the state's lists may change meanwhile
+        self._files: dict[str, Any] = {}
+        self._failure = ""
+        self._thread: Thread | None = None
+
+    def begin(self, in_thread: bool = False) -> None:
+        """Make room and write this process's pieces, or have a thread write them.
+
+        Raises:
+            CheckpointError: there is no room; on every process.
+        """
+        failure = ""
+        if self.processes.is_main:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(self.part)
+            try:
+                self.part.mkdir(parents=True)
+            except OSError as error:
+                failure = str(error)
+        self._agree(failure)
+        if in_thread:
+            self._thread = Thread(target=self._write, name="dufu-checkpoint")
+            self._thread.start()
+        else:
+            self._write()
+
+    def _write(self) -> None:
+        """Write this process's file; a failure is kept for `finish`."""
+        path = self.part / f"rank_{self.processes.rank:05d}.safetensors"
+        try:
+            if self.pieces.arrays:
+                save_file(self.pieces.arrays, str(path))
+                sync(path)
+                self._files = {path.name: digest(path)}
+        except (OSError, SafetensorError) as error:
+            self._failure = f"process {self.processes.rank}: {error}"
+        self.pieces.arrays = {}
+
+    @property
+    def written(self) -> bool:
+        """Say whether this process's thread is done."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def finish(self, publish: Callable[[], None]) -> None:
+        """Wait for all pieces, give the checkpoint its manifest and its name.
+
+        Args:
+            publish: run by the main process once the checkpoint is complete, before any process goes on.
+
+        Raises:
+            CheckpointError: a process could not write (a full disk); the unfinished folder is removed; on every process.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        gathered = self.processes.world.objects((self._failure, self.pieces.records, self._files, self.pieces.scalars))
+        failure = next((f for f, *_ in gathered if f), "")
+        if self.processes.is_main and not failure:
+            try:
+                self._complete(gathered)
+                publish()
+            except OSError as error:
+                failure = str(error)
+        self._agree(failure)
+
+    def abandon(self) -> None:
+        """Give up after an error elsewhere: other processes may be anywhere, so nothing is said to them."""
+        if self._thread is not None:
+            self._thread.join()
+        if self.processes.is_main:
+            shutil.rmtree(self.part, ignore_errors=True)
+
+    def _agree(self, failure: str) -> None:
+        """Raise on every process what the main one found."""
+        failure = self.processes.world.objects(failure)[0]
+        if failure:
+            if self.processes.is_main:
+                shutil.rmtree(self.part, ignore_errors=True)
+            raise CheckpointError(f"{self.folder}: could not be written ({failure}); the previous checkpoint is untouched")
+
+    def _complete(self, gathered: list[Any]) -> None:
+        part, folder = self.part, self.folder
+        records = [r for _, found, _, _ in gathered for r in found]
+        files = {name: value for _, _, found, _ in gathered for name, value in found.items()}
+        scalars = {name: value for *_, found in gathered for name, value in found.items()}
+        texts = {
+            "index.json": json.dumps({"format": FORMAT, "pieces": records}),
+            "state.json": json.dumps({**json.loads(self._state), "optimizer_scalars": scalars}, indent=1),
+            "config.yaml": self._config,
+        }
+        for name, text in texts.items():
+            write_text(part / name, text)
+            files[name] = digest(part / name)
+        write_text(part / "manifest.json", json.dumps({"format": FORMAT, "files": files}, indent=1))
+        sync(part)
+        if folder.exists():
+            old = folder.with_name(f"{folder.name}.removed")
+            os.replace(folder, old)
+            os.replace(part, folder)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(part, folder)
+        sync(folder.parent)
