@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Literal
 
 import numpy as np
@@ -9,10 +11,10 @@ import numpy.typing as npt
 
 from dufu.config.registry import register_dataset
 from dufu.data.indexed import IndexedTokens
+from dufu.data.masking import IGNORE
 from dufu.data.tokenizer import TextTokenizer
 from dufu.errors import ConfigError, DataError
 
-IGNORE = -100
 Sample = dict[str, npt.NDArray[np.int64]]
 
 
@@ -24,7 +26,7 @@ class CausalLMDataset:
 
     Args:
         source: tokens.
-        tokenizer: for the pad token.
+        tokenizer: gives the pad token and the size of the vocabulary.
         first_document, last_document: the split, as a half-open range of documents.
         sequence_length: tokens of a sample; None in a config = the model's max_seq_length.
         documents: "join" lets attention cross document boundaries, as GPT-2 was trained; "isolate" keeps documents apart: attention
@@ -42,7 +44,10 @@ class CausalLMDataset:
     ) -> None:
         if sequence_length is None or sequence_length < 1:
             raise ConfigError(f"dataloader.dataset.sequence_length={sequence_length}: at least 1")
+        if documents not in ("join", "isolate"):
+            raise ConfigError(f'dataloader.dataset.documents="{documents}": "join" or "isolate"')
         self.source, self.length, self.documents = source, sequence_length, documents
+        self.vocab_size = tokenizer.vocab_size
         self.pad = tokenizer.special("pad") if tokenizer.has("pad") else 0
         self.start = source.document_start(first_document)
         self.stop = source.document_start(last_document)
@@ -51,6 +56,8 @@ class CausalLMDataset:
                 f"{source.prefix}: documents {first_document} to {last_document} hold {self.stop - self.start} tokens; "
                 f"a sample needs at least 2"
             )
+        described = [source.fingerprint, first_document, last_document, sequence_length, documents, self.pad, tokenizer.fingerprint]
+        self.fingerprint = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
         return -(-(self.stop - self.start - 1) // self.length)
@@ -58,7 +65,7 @@ class CausalLMDataset:
     def __getitem__(self, index: int) -> Sample:
         """Return input_ids, labels, and with "isolate" positions and documents, each (sequence_length,)."""
         start = self.start + index * self.length
-        tokens = np.asarray(self.source.tokens[start : min(start + self.length + 1, self.stop)], np.int64)
+        tokens = self.source.read(start, min(start + self.length + 1, self.stop), self.vocab_size)
         real = len(tokens) - 1
         inputs = np.full(self.length, self.pad, np.int64)
         labels = np.full(self.length, IGNORE, np.int64)
@@ -70,6 +77,7 @@ class CausalLMDataset:
             numbers[:real] = owner[:-1] - owner[0]
             labels[:real][owner[1:] != owner[:-1]] = IGNORE
             places = np.arange(self.length)
+            # Padding (-1) is a document of its own, so that it attends to itself alone.
             begins = np.zeros(self.length, np.int64)
             begins[1:] = np.where(numbers[1:] != numbers[:-1], places[1:], 0)
             sample["positions"] = places - np.maximum.accumulate(begins)

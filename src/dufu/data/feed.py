@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dufu.data.blend import sample_of
 from dufu.data.permutation import permute
 from dufu.errors import DataError
 
@@ -43,21 +44,18 @@ class Feed:
 
     def load(self, numbers: Numbers) -> list[dict[str, npt.NDArray[Any]]]:
         """Return the samples of the given numbers."""
-        by_epoch = getattr(self.dataset, "item", None)
         indices, epochs = self.items(numbers)
-        if by_epoch is None:
-            return [self.dataset[int(i)] for i in indices]
-        return [by_epoch(int(i), int(e)) for i, e in zip(indices, epochs)]
+        return [sample_of(self.dataset, int(i), int(e)) for i, e in zip(indices, epochs)]
 
     def step_numbers(self, consumed: int) -> Numbers:
         """Return the sample numbers of the global batch that begins after `consumed` samples."""
         return np.arange(consumed, consumed + self.global_batch, dtype=np.int64)
 
     def fingerprint(self) -> str:
-        """Return a hash of what decides the samples and their order: the dataset's description and its first and last items."""
+        """Return a hash of what decides the samples and their order: the dataset's own fingerprint and its first, middle and last items."""
         digest = hashlib.sha256()
         size = len(self.dataset)
-        digest.update(json.dumps([size, self.seed, self.shuffle]).encode())
+        digest.update(json.dumps([size, self.seed, self.shuffle, getattr(self.dataset, "fingerprint", None)]).encode())
         for index in sorted({0, size // 2, size - 1}):
             for name, value in sorted(self.dataset[index].items()):
                 digest.update(name.encode() + np.ascontiguousarray(value).tobytes())

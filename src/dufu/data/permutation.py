@@ -28,6 +28,15 @@ def permute(numbers: Numbers, size: int, seed: int, epoch: int | Numbers) -> Num
         size: how many there are.
         seed, epoch: which permutation; an array gives each number its own epoch.
     """
+    return _walk(numbers, size, seed, epoch, range(_ROUNDS))
+
+
+def unpermute(numbers: Numbers, size: int, seed: int, epoch: int | Numbers) -> Numbers:
+    """Return where each number comes from: `unpermute(permute(x)) = x`."""
+    return _walk(numbers, size, seed, epoch, range(_ROUNDS - 1, -1, -1))
+
+
+def _walk(numbers: Numbers, size: int, seed: int, epoch: int | Numbers, turns: range) -> Numbers:
     if size <= 1:
         return np.zeros_like(numbers)
     half = np.uint64(max(1, (int(size - 1).bit_length() + 1) // 2))
@@ -40,9 +49,13 @@ def permute(numbers: Numbers, size: int, seed: int, epoch: int | Numbers) -> Num
         todo = np.ones(numbers.shape, bool)
         while todo.any():
             left, right, k = x[todo] >> half, x[todo] & low, key[todo]
-            for turn in range(_ROUNDS):
+            if turns.step < 0:  # the network backwards is itself with its halves exchanged
+                left, right = right, left
+            for turn in turns:
                 mixed = _mix(right + k + np.uint64(turn + 1) * np.uint64(0xD1B54A32D192ED03)) & low
                 left, right = right, left ^ mixed
+            if turns.step < 0:
+                left, right = right, left
             x[todo] = (left << half) | right
             todo = x >= np.uint64(size)
     return x.astype(np.int64)

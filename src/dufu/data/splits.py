@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from dufu.errors import ConfigError
@@ -10,16 +11,18 @@ from dufu.errors import ConfigError
 def split_boundaries(size: int, shares: Sequence[float]) -> list[int]:
     """Return the boundaries [0, a, b, size] of the three ranges that `shares` describes.
 
-    Shares are normalised; each part is rounded, and the total rounding error shifts all boundaries but the first, as Megatron does.
+    Shares are normalised; each part is rounded, and the total rounding error shifts all boundaries but the first, as Megatron does. A range
+    of few documents may be empty.
 
     Raises:
-        ConfigError: a share is negative, or all are zero.
+        ConfigError: there are more than three shares, one is negative or no number, or all are zero.
     """
-    shares = [*shares, 0.0, 0.0][:3]
-    if min(shares) < 0 or sum(shares) <= 0:
-        raise ConfigError(f"dataloader.split={list(shares)}: shares are not negative and not all zero")
+    given = list(shares)
+    if len(given) > 3 or not all(math.isfinite(s) and s >= 0 for s in given) or sum(given) <= 0:
+        raise ConfigError(f"dataloader.split={given}: up to three shares (training, validation, test), none negative, not all zero")
+    given += [0.0] * (3 - len(given))
     boundaries = [0]
-    for share in shares:
-        boundaries.append(boundaries[-1] + round(share / sum(shares) * size))
+    for share in given:
+        boundaries.append(boundaries[-1] + round(share / sum(given) * size))
     error = boundaries[-1] - size
     return [0] + [min(size, max(0, b - error)) for b in boundaries[1:]]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from dufu.config.instantiate import instantiate
+from dufu.config.instantiate import instantiate, resolve
 from dufu.data.blend import Concatenated, Weighted
+from dufu.data.cache import tokenised
 from dufu.data.indexed import IndexedTokens
-from dufu.data.preprocess import tokenised
 from dufu.data.splits import split_boundaries
 from dufu.data.tokenizer import TextTokenizer, load_tokenizer
-from dufu.errors import ConfigError, DataError
+from dufu.errors import ConfigError, DataError, DufuError
 from dufu.parallel.process import Processes
 
 SPLITS = ("train", "valid", "test")
@@ -31,18 +33,36 @@ def open_sources(config: DictConfig, tokenizer: TextTokenizer, files: list[Any],
         DataError: a file is missing or unreadable; every process raises it.
     """
     loader = config.dataloader
-    options = {"documents": loader.documents, "text_key": loader.text_key, "append_eod": config.tokenization.append_eod}
-    failure = ""
+    options = {
+        "documents": loader.documents,
+        "text_key": loader.text_key,
+        "append_eod": config.tokenization.append_eod,
+        "split_sentences": loader.split_sentences,
+    }
+
+    def prefixes() -> list[str]:
+        return [tokenised(str(file), tokenizer, loader.cache_dir, **options) for file in files]
+
+    made: list[str] = _main_first(processes, prefixes)
+    # A host that does not share the main one's disk makes its own.
+    if not all(Path(f"{prefix}.idx").is_file() for prefix in made):
+        made = prefixes()
+    return [IndexedTokens(prefix) for prefix in made]
+
+
+def _main_first(processes: Processes, work: Callable[[], Any]) -> Any:
+    """Return what `work` returns on the main process, after that process has done it; its mistake is every process's mistake."""
+    result: Any = None
+    failure: DufuError | None = None
     if processes.is_main:
         try:
-            for file in files:
-                tokenised(str(file), tokenizer, loader.cache_dir, **options)
-        except (DataError, ConfigError) as error:
-            failure = str(error)
-    failure = processes.world.objects(failure)[0]
-    if failure:
-        raise DataError(failure)
-    return [IndexedTokens(tokenised(str(f), tokenizer, loader.cache_dir, make=False, **options)) for f in files]
+            result = work()
+        except DufuError as error:
+            failure = error
+    failure, result = processes.world.objects((failure, result))[0]
+    if failure is not None:
+        raise failure
+    return result
 
 
 def build_dataset(config: DictConfig, tokenizer: TextTokenizer, split: str, processes: Processes, required: bool = True) -> Any:
@@ -58,22 +78,20 @@ def build_dataset(config: DictConfig, tokenizer: TextTokenizer, split: str, proc
         raise ConfigError("dataloader.data is empty; give files with --data FILE")
     if loader.dataset is None:
         raise ConfigError("dataloader.dataset is not set; name a dataset, such as causal_lm")
-    shares = [s for s in (*loader.split, 0.0, 0.0)][:3]
-    # A split with files of its own takes nothing from the common ones.
-    for number, name in enumerate(SPLITS):
-        if {"train": [], "valid": loader.valid_data, "test": loader.test_data}[name]:
-            shares[number] = 0.0
+    if loader.weights is not None and len(loader.weights) != len(loader.data):
+        raise ConfigError(
+            f"dataloader.weights={list(loader.weights)}: one for each of the {len(loader.data)} files of dataloader.data"
+        )
+    given = {"tokenizer": tokenizer, **_accepted(config)}
     parts = []
     for source in open_sources(config, tokenizer, files, processes):
-        count = source.document_count
-        bounds = [0, count] if own else split_boundaries(count, shares)
-        number = 0 if own else SPLITS.index(split)
-        first, last = bounds[number], bounds[number + 1]
+        first, last = (0, source.document_count) if own else _documents(config, split, source.document_count)
         if first < last and source.document_start(last) - source.document_start(first) >= 2:
-            parts.append(instantiate(loader.dataset, source=source, tokenizer=tokenizer, first_document=first, last_document=last))
+            arguments = {**given, "source": source, "first_document": first, "last_document": last}
+            parts.append(_build(loader.dataset, arguments, processes))
         elif split == "train":
             raise DataError(
-                f"{source.prefix}: the training split holds documents {first} to {last} of {count}, too few for a sample"
+                f"{source.prefix}: the training split holds documents {first} to {last} of {source.document_count}, too few for a sample"
             )
     if not parts:
         if required:
@@ -84,6 +102,44 @@ def build_dataset(config: DictConfig, tokenizer: TextTokenizer, split: str, proc
     if split == "train" and loader.weights is not None:
         return Weighted(parts, list(loader.weights))
     return Concatenated(parts)
+
+
+def _build(dataset: Any, arguments: dict[str, Any], processes: Processes) -> Any:
+    """Build a dataset; what it keeps in the cache is made by the main process, and the others find it there."""
+
+    def prepare() -> None:
+        instantiate(dataset, **arguments)
+
+    _main_first(processes, prepare)
+    return instantiate(dataset, **arguments)
+
+
+def _documents(config: DictConfig, split: str, count: int) -> tuple[int, int]:
+    """Return the range of a file's documents that belongs to a split."""
+    loader = config.dataloader
+    shares = [*loader.split, 0.0, 0.0, 0.0][: max(3, len(loader.split))]
+    # A split with files of its own takes nothing from the common ones.
+    for number, files in ((1, loader.valid_data), (2, loader.test_data)):
+        if files:
+            shares[number] = 0.0
+    bounds = split_boundaries(count, shares)
+    number = SPLITS.index(split)
+    return bounds[number], bounds[number + 1]
+
+
+def _accepted(config: DictConfig) -> dict[str, Any]:
+    """Return what the rest of the config has to say to the dataset, as far as its signature has a place for it.
+
+    Raises:
+        ConfigError: Chinese words are to be marked, but the dataset marks no words.
+    """
+    loader = config.dataloader
+    target = resolve(loader.dataset["_target_"]) if isinstance(loader.dataset, DictConfig) else loader.dataset
+    taken = set(inspect.signature(target).parameters) if callable(target) else set()
+    offered = {"seed": config.train.seed, "chinese_wwm": config.tokenization.chinese_wwm, "cache_dir": loader.cache_dir}
+    if config.tokenization.chinese_wwm and "chinese_wwm" not in taken:
+        raise ConfigError("tokenization.chinese_wwm=true: dataloader.dataset hides no whole words; set it to false")
+    return {name: value for name, value in offered.items() if name in taken and name not in loader.dataset}
 
 
 def complete_model_config(config: DictConfig, tokenizer: TextTokenizer) -> None:
