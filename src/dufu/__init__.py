@@ -14,10 +14,11 @@ _PUBLIC = {
     "train": "dufu.training.run",
     "load": "dufu.training.load",
     "generate": "dufu.generation.pipeline",
+    "parallelize": "dufu.distributed",
     "DufuError": "dufu.errors",
 }
 
-__all__ = ["DufuError", "__version__", "generate", "load", "train"]
+__all__ = ["DufuError", "__version__", "generate", "load", "parallelize", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ import torch.distributed as dist
 from dufu.errors import LayoutError
 from dufu.parallel.collectives import Communicator, alone
 from dufu.parallel.layout import ParallelLayout
+
+_joined: WeakSet[Communicator] = WeakSet()
 
 
 @dataclass(frozen=True)
@@ -91,11 +94,20 @@ def join(layout: ParallelLayout, device: torch.device, timeout_seconds: float = 
 
     world = Communicator("world", dist.group.WORLD, list(range(layout.world)), rank)
     data = communicator("data", layout.data_groups())
-    return Processes(layout, world, data, communicator("tensor", layout.tensor_groups()), device)
+    tensor = communicator("tensor", layout.tensor_groups())
+    _joined.update((world, data, tensor))
+    return Processes(layout, world, data, tensor, device)
 
 
 def leave() -> None:
-    """Leave the process group."""
+    """Leave the process group; the communicators made for it are of no use afterwards.
+
+    A gloo thread that has just carried a message waits for the interpreter to give up the message's tensor; if the interpreter ends
+    first, the process aborts. Giving up every reference to the groups ends the threads in order.
+    """
+    for communicator in _joined:
+        communicator.group = None
+    _joined.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 

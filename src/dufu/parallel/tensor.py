@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dufu.errors import LayoutError
 from dufu.layers.split import Split, SplitRule
 from dufu.parallel import faults
 from dufu.parallel.collectives import Communicator
@@ -81,16 +82,20 @@ class TensorSplit(Split):
 
 
 def split_model(model: nn.Module, communicator: Communicator) -> dict[nn.Parameter, tuple[tuple[int, ...], Region]]:
-    """Replace each splittable parameter (still on the meta device) by this process's part.
+    """Replace each splittable parameter by this process's part, a shared one by one part.
 
     Returns:
         For each new parameter the whole's shape and the region that lies here.
+
+    Raises:
+        LayoutError: a parameter is shared by layers that would split it in different ways, or not at all.
     """
     placed: dict[nn.Parameter, tuple[tuple[int, ...], Region]] = {}
+    parts: dict[nn.Parameter, tuple[nn.Parameter, SplitRule, str]] = {}
     if communicator.size == 1:
         return placed
     split = TensorSplit(communicator)
-    for module in model.modules():
+    for prefix, module in model.named_modules():
         if not hasattr(module, "split"):
             continue
         module.split = split  # type: ignore[assignment]
@@ -99,8 +104,15 @@ def split_model(model: nn.Module, communicator: Communicator) -> dict[nn.Paramet
             whole = getattr(module, leaf, None)
             if whole is None:
                 continue
-            shape, region = split_region(tuple(whole.shape), rule, communicator.rank, communicator.size)
-            part = nn.Parameter(torch.empty(shape, dtype=whole.dtype, device=whole.device), requires_grad=whole.requires_grad)
-            placed[part] = (tuple(whole.shape), region)
-            setattr(module, leaf, part)
+            name = f"{prefix}.{leaf}" if prefix else leaf
+            if whole not in parts:
+                shape, region = split_region(tuple(whole.shape), rule, communicator.rank, communicator.size)
+                part = nn.Parameter(torch.empty(shape, dtype=whole.dtype, device=whole.device), requires_grad=whole.requires_grad)
+                placed[part], parts[whole] = (tuple(whole.shape), region), (part, rule, name)
+            elif parts[whole][1] != rule:
+                raise LayoutError(f"{parts[whole][2]} and {name} are one parameter, but the two layers split it in different ways")
+            setattr(module, leaf, parts[whole][0])
+    for name, parameter in model.named_parameters():
+        if parameter in parts:
+            raise LayoutError(f"{parts[parameter][2]} and {name} are one parameter, but only the first layer splits it")
     return placed
