@@ -10,6 +10,7 @@ FAULTS = {
     "tensor.skip_enter": "the gradient of a column-split layer's input is not summed",
     "data.skip_reduce": "gradients are not summed over the data-parallel processes",
     "shard.scale": "a sharded gradient is halved",
+    "optim.skip_sum": "norms and means of whole parameters are those of this process's part",
     "checkpoint.skip_fsync_rename": "a checkpoint is written in place instead of beside",
 }
 _active: set[str] = set()

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dufu.errors import CheckpointError, NotBuiltError
+from dufu.optim import WholeParameterOptimizer
 from dufu.parallel.parameters import Entry, Piece
 from dufu.parallel.region import Region, copy_overlap
 from dufu.parallel.store import ParameterStore
 from dufu.training.files import digest
 
 FORMAT = 1
-WEIGHT = "weight"
+WEIGHT, AVERAGE = "weight", "ema"
 _STEP = re.compile(r"^step_(\d+)$")
 
 
@@ -35,14 +36,21 @@ def step_folder(step: int) -> str:
     return f"step_{step:07d}"
 
 
-def holdings(store: ParameterStore, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Entry, Tensor]]:
-    """Yield (kind, entry, values) of the weights and of the optimizer's tensors.
+def holdings(
+    store: ParameterStore, optimizer: torch.optim.Optimizer | None, averages: Sequence[Tensor] = ()
+) -> Iterator[tuple[str, Entry, Tensor]]:
+    """Yield (kind, entry, values) of the weights, of their averages and of the optimizer's tensors.
+
+    Args:
+        averages: one for each trained entry, where a run keeps them.
 
     Raises:
         CheckpointError: the optimizer keeps a tensor that is not of its weight's size.
     """
     for entry in (*store.entries, *store.frozen):
         yield WEIGHT, entry, entry.tensor.detach()
+    for entry, values in zip(store.entries, averages):
+        yield AVERAGE, entry, values
     if optimizer is None:
         return
     for entry in store.entries:
@@ -109,6 +117,10 @@ class CheckpointReader:
         """Return the names of the saved weights."""
         return {name for kind, name in self.pieces if kind == WEIGHT}
 
+    def has(self, kind: str) -> bool:
+        """Say whether anything of a kind was saved."""
+        return any(found == kind for found, _ in self.pieces)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a saved weight."""
         return tuple(self.pieces[WEIGHT, name][0]["shape"])
@@ -157,6 +169,20 @@ class CheckpointReader:
         if copied != region.numel:
             raise CheckpointError(f"{self.folder}: {kind} of {name} is incomplete ({copied} of {region.numel} elements found)")
 
+    def fill_named(self, kind: str, name: str, memory: Tensor) -> None:
+        """Fill a tensor that is saved whole, of a shape of its own.
+
+        Raises:
+            CheckpointError: there is none, or of another shape.
+        """
+        records = self.pieces.get((kind, name))
+        if records is None or records[0]["shape"] != list(memory.shape):
+            found = "nothing" if records is None else f"shape {records[0]['shape']}"
+            raise CheckpointError(
+                f"{self.folder}: {kind} of {name} should have shape {list(memory.shape)}, the checkpoint holds {found}"
+            )
+        memory.copy_(self._tensor(records[0]).view(memory.shape))
+
 
 def _apart(a: Region, b: Region) -> bool:
     def box(region: Region) -> tuple[int, int, int, int]:
@@ -172,18 +198,24 @@ def _apart(a: Region, b: Region) -> bool:
     return one[1] <= two[0] or two[1] <= one[0] or one[3] <= two[2] or two[3] <= one[2]
 
 
-def load_weights(reader: CheckpointReader, store: ParameterStore) -> None:
+def load_weights(reader: CheckpointReader, store: ParameterStore, averaged: bool = False) -> None:
     """Fill the store's weights.
 
+    Args:
+        averaged: take the averages of those that were trained.
+
     Raises:
-        CheckpointError: names are missing, unexpected or misshaped; all are listed.
+        CheckpointError: names are missing, unexpected or misshaped (all are listed), or there are no averages.
     """
     compare_names(reader, {info.name: info.shape for info in store.infos})
+    if averaged and not reader.has(AVERAGE):
+        raise CheckpointError(f"{reader.folder}: holds no averaged weights; set train.ema.enabled=false")
     with torch.no_grad():
         for entry in (*store.entries, *store.frozen):
             flat = entry.tensor.detach().reshape(-1)
             for piece in entry.pieces:
-                reader.fill(WEIGHT, piece, flat[piece.start : piece.start + piece.length])
+                kind = AVERAGE if averaged and (AVERAGE, piece.info.name) in reader.pieces else WEIGHT
+                reader.fill(kind, piece, flat[piece.start : piece.start + piece.length])
     store.publish()
 
 
@@ -209,7 +241,11 @@ def load_optimizer(reader: CheckpointReader, store: ParameterStore, optimizer: t
         CheckpointError: a parameter lacks what others have; moments never start afresh without a word.
     """
     scalars = reader.state.get("optimizer_scalars", {})
-    kinds = sorted({kind for kind, _ in reader.pieces if kind != WEIGHT})
+    named = optimizer.named_state() if isinstance(optimizer, WholeParameterOptimizer) else {}
+    for kind, tensors in named.items():
+        for name, tensor in tensors.items():
+            reader.fill_named(kind, name, tensor)
+    kinds = sorted({kind for kind, _ in reader.pieces if kind not in (WEIGHT, AVERAGE, *named)})
     fused = {id(p) for group in optimizer.param_groups if group.get("fused") for p in group["params"]}
     for entry in store.entries:
         if not entry.pieces:

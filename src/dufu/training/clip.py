@@ -32,4 +32,6 @@ def _power_sum(entries: list[Entry], p: float, device: torch.device) -> Tensor:
     if not grads:
         return torch.zeros((), dtype=torch.float64, device=device)
     norms = torch.stack([torch.linalg.vector_norm(g, p, dtype=torch.float32) for g in grads]).double()
-    return norms.max() if math.isinf(p) else norms.pow(p).sum()
+    if math.isinf(p):
+        return norms.nan_to_num(nan=math.inf, posinf=math.inf).max()  # a maximum over processes may lose a NaN, never an infinity
+    return norms.pow(p).sum()

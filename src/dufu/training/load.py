@@ -73,7 +73,7 @@ def load(folder: str | Path, overrides: Sequence[str] = (), data: Sequence[str] 
     reader = CheckpointReader(path, verify=processes.is_main)
     precision = precision_from_config(config.train.amp, processes.device)
     distributed = build_model(config, processes, precision, trained=False)
-    load_weights(reader, distributed.store)
+    load_weights(reader, distributed.store, averaged=config.train.ema.enabled)
     distributed.model.eval()
     return Loaded(distributed, _tokenizer(path, config), config, precision, path, int(reader.state["step"]))
 

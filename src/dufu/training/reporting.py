@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dufu.errors import NonFiniteError
+from dufu.training.averaging import averaged
 from dufu.training.evaluation import check_metric_name, evaluate, gather_totals, metrics_of, reduce_totals
 from dufu.training.hooks import Hook
 from dufu.training.metrics import Metric
@@ -174,7 +175,8 @@ class EvaluationHook(Hook):
         if trainer.step % self.period and not (trainer.finished and trainer.ending):
             return
         distributed = trainer.train_step.distributed
-        self.last = evaluate(distributed, self.dataset, self.micro, self.precision, self.limit, self.metrics)
+        with averaged(trainer):
+            self.last = evaluate(distributed, self.dataset, self.micro, self.precision, self.limit, self.metrics)
         self.sink.write({"step": trainer.step, "split": "valid", **self.last})
         shown = "  ".join(f"{k} {v:.4f}" for k, v in self.last.items() if k != "tokens")
         self.sink.say(f"step {trainer.step}  validation: {shown}")

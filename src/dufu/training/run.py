@@ -29,9 +29,17 @@ from dufu.parallel.process import (
     settle_threads,
     world_size,
 )
+from dufu.training.averaging import Averages, averages_of
 from dufu.training.batch_size import plan_batch
 from dufu.training.batches import TrainingBatches
-from dufu.training.checkpoint import CheckpointReader, find_checkpoint, latest_checkpoint, load_optimizer, load_weights
+from dufu.training.checkpoint import (
+    AVERAGE,
+    CheckpointReader,
+    find_checkpoint,
+    latest_checkpoint,
+    load_optimizer,
+    load_weights,
+)
 from dufu.training.data import build_dataset, complete_model_config, save_tokenizer, tokenizer_from_config
 from dufu.training.effective import effective_config, refuse_unbuilt, seconds
 from dufu.training.evaluation import evaluate
@@ -189,6 +197,8 @@ class _Run:
         """Return the hooks in their order: numbers first, the checkpoint when all others have seen the step, the picture last."""
         train, saver = self.config.train, self.config.train.checkpointer
         hooks: list[Hook] = [MetricsHook(sink, train.log_period, bool(scaler) or train.non_finite == "skip")]
+        if train.ema.enabled:
+            hooks.append(Averages(train.ema.decay))
         if train.evaluation.enabled and valid is not None:
             micro = train.test_micro_batch_size
             hooks.append(EvaluationHook(sink, valid, micro, self.precision, self.metrics, train.evaluation, train.early_stopping))
@@ -254,6 +264,9 @@ class _Run:
         load_weights(reader, step.distributed.store)
         if same_optimizer(reader, self.config):
             load_optimizer(reader, step.distributed.store, step.optimizer)
+        averages = averages_of(trainer)
+        if averages is not None and reader.has(AVERAGE):
+            averages.load(reader, step.distributed.store)
         if step.scaler and state["scaler"]:
             step.scaler.load_state_dict(state["scaler"])
         trainer.step, trainer.consumed = state["step"], state["consumed_samples"]
@@ -274,7 +287,7 @@ def _evaluate_only(config: DictConfig, processes: Processes) -> Outcome:
     precision, metrics = precision_from_config(train.amp, processes.device), build_metrics(train.evaluation.evaluator)
     valid = build_dataset(config, tokenizer, "valid", processes)
     distributed = build_model(config, processes, precision, trained=False)
-    load_weights(reader, distributed.store)
+    load_weights(reader, distributed.store, averaged=train.ema.enabled)
     limit = int(train.evaluation.eval_iter) * train.test_micro_batch_size
     values = evaluate(distributed, valid, train.test_micro_batch_size, precision, limit, metrics)
     if processes.is_main:

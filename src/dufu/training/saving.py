@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dufu.training.averaging import averages_of
 from dufu.training.checkpoint import complete_checkpoints, prune, remove_leftovers, step_folder
 from dufu.training.files import write_text
 from dufu.training.hooks import Hook, named
@@ -88,7 +89,8 @@ class CheckpointHook(Hook):
         step = trainer.train_step
         processes = step.distributed.processes
         in_thread = self.in_thread and not trainer.ending
-        pieces = take_pieces(step.distributed.store, step.optimizer, processes, copy=in_thread)
+        averages = averages_of(trainer)
+        pieces = take_pieces(step.distributed.store, step.optimizer, processes, in_thread, averages.values if averages else ())
         self._writing = Writing(path, processes, pieces, self._state(trainer), self.config)
         self._best_of_writing = self.best
         self._writing.begin(in_thread)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
@@ -23,8 +23,10 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from dufu.errors import CheckpointError
+from dufu.optim import WholeParameterOptimizer
 from dufu.parallel.parameters import Entry
 from dufu.parallel.process import Processes
+from dufu.parallel.region import Region, whole_region
 from dufu.parallel.store import ParameterStore
 from dufu.training.checkpoint import FORMAT, holdings
 from dufu.training.files import digest, sync, write_text
@@ -55,32 +57,40 @@ def _mine(store: ParameterStore, entries: list[Entry], processes: Processes) -> 
         yield writer == data.rank and (entry.divided or processes.tensor.rank == 0)
 
 
-def take_pieces(store: ParameterStore, optimizer: torch.optim.Optimizer, processes: Processes, copy: bool) -> Pieces:
-    """Return this process's pieces of the weights and the optimizer's state.
+def take_pieces(
+    store: ParameterStore, optimizer: torch.optim.Optimizer, processes: Processes, copy: bool, averages: Sequence[Tensor] = ()
+) -> Pieces:
+    """Return this process's pieces of the weights, their averages and the optimizer's state.
 
     Args:
         copy: whether the arrays must keep their values while training goes on.
+        averages: of the trained entries, where a run keeps them.
     """
     pieces = Pieces()
     entries = [*store.entries, *store.frozen]
     chosen = {id(entry) for entry, mine in zip(entries, _mine(store, entries, processes)) if mine}
-    name = f"rank_{processes.rank:05d}.safetensors"
-    for kind, entry, values in holdings(store, optimizer):
+    file = f"rank_{processes.rank:05d}.safetensors"
+
+    def take(kind: str, name: str, shape: tuple[int, ...], region: Region, stretch: Tensor) -> None:
+        key = f"{kind}/{name}"
+        array = stretch.float().cpu().numpy()
+        pieces.arrays[key] = array.copy() if copy and stretch.device.type == "cpu" and stretch.dtype == torch.float32 else array
+        pieces.records.append(
+            {"file": file, "key": key, "kind": kind, "name": name, "shape": list(shape), "region": region.to_json(),
+             "dtype": str(stretch.dtype).removeprefix("torch.")}
+        )  # fmt: skip
+
+    for kind, entry, values in holdings(store, optimizer, averages):
         if id(entry) not in chosen:
             continue
         flat = values.reshape(-1)
         for piece in entry.pieces:
-            count = piece.region.numel
-            if not count:
-                continue
-            key = f"{kind}/{piece.info.name}"
-            stretch = flat[piece.start : piece.start + count]
-            array = stretch.float().cpu().numpy()
-            pieces.arrays[key] = array.copy() if copy and stretch.device.type == "cpu" and stretch.dtype == torch.float32 else array
-            pieces.records.append(
-                {"file": name, "key": key, "kind": kind, "name": piece.info.name, "shape": list(piece.info.shape),
-                 "region": piece.region.to_json(), "dtype": str(values.dtype).removeprefix("torch.")}
-            )  # fmt: skip
+            if count := piece.region.numel:
+                take(kind, piece.info.name, piece.info.shape, piece.region, flat[piece.start : piece.start + count])
+    if isinstance(optimizer, WholeParameterOptimizer) and processes.data.rank == processes.tensor.rank == 0:
+        for kind, tensors in optimizer.named_state().items():
+            for name, tensor in tensors.items():
+                take(kind, name, tuple(tensor.shape), whole_region(tuple(tensor.shape)), tensor.reshape(-1))
     for entry in store.entries:
         if id(entry) not in chosen:
             continue
