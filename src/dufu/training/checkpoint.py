@@ -105,7 +105,7 @@ class CheckpointReader:
         path = self.folder / name
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise CheckpointError(f"{path}: missing; {self.folder} is no complete checkpoint") from None
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
@@ -263,19 +263,15 @@ def load_optimizer(reader: CheckpointReader, store: ParameterStore, optimizer: t
             optimizer.state[entry.tensor] = state
 
 
-def complete_checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Return (step, path) of the complete checkpoints in a folder, by step as a number."""
-    found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = _STEP.match(path.name)
-        if match and (path / "manifest.json").is_file():
-            found.append((int(match[1]), path))
-    return sorted(found)
+def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
+    """Return (step, path) of the checkpoints in a folder, by step as a number. What an interrupted save left has another name."""
+    found = [(_STEP.match(path.name), path) for path in (folder.iterdir() if folder.is_dir() else ())]
+    return sorted((int(match[1]), path) for match, path in found if match)
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint of a run's `checkpoints` folder, or None."""
-    found = complete_checkpoints(folder)
+    """Return the newest checkpoint of a run's `checkpoints` folder, or None."""
+    found = checkpoints_in(folder)
     return found[-1][1] if found else None
 
 
@@ -298,8 +294,8 @@ def find_checkpoint(folder: str | Path) -> Path:
 
 def prune(folder: Path, keep: int, best: str | None) -> None:
     """Remove all but the newest `keep` checkpoints, the best one and the leftovers of interrupted saves."""
-    found = complete_checkpoints(folder)
-    for _, path in found[: len(found) - keep]:
+    found = checkpoints_in(folder)
+    for _, path in found[: max(0, len(found) - keep)]:
         if path.name != best:
             os.replace(path, path.with_name(f"{path.name}.removed"))
     remove_leftovers(folder)

@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from dufu.errors import ConfigError
+from dufu.errors import CheckpointError, ConfigError
 from dufu.parallel.process import Processes
-from dufu.training.checkpoint import CheckpointReader, latest_checkpoint
+from dufu.training.checkpoint import CheckpointReader, checkpoints_in, latest_checkpoint
 
 _FOLDERS = ("checkpoints", "tensorboard", "tokenizer")
 _FILES = ("metrics.jsonl", "log.txt", "config.yaml", "loss.png")
@@ -40,7 +40,16 @@ class RunFolder:
                 f"train.output_dir={path} already holds a run; continue it with --resume, replace it with "
                 f"train.overwrite=true, or choose another folder"
             )
-        self.reader = CheckpointReader(newest, verify=processes.is_main) if resume and newest else None
+        self.reader = self._open(newest) if resume and newest else None
+
+    def _open(self, newest: Path) -> CheckpointReader:
+        """Open the newest checkpoint; where it is damaged, say what an older one would need."""
+        try:
+            return CheckpointReader(newest, verify=self.processes.is_main)
+        except CheckpointError as error:
+            older = [path.name for _, path in checkpoints_in(self.checkpoints)][:-1]
+            remedy = f"; remove {newest} to resume from {older[-1]}" if older else ""
+            raise CheckpointError(f"{error}{remedy}") from error
 
     def prepare(self) -> None:
         """Make the folder, emptied of a run that is replaced; called by every process.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dufu.training.averaging import averages_of
-from dufu.training.checkpoint import complete_checkpoints, prune, remove_leftovers, step_folder
+from dufu.training.checkpoint import checkpoints_in, prune, remove_leftovers, step_folder
 from dufu.training.files import write_text
 from dufu.training.hooks import Hook, named
 from dufu.training.reporting import EvaluationHook
@@ -44,7 +44,7 @@ class CheckpointHook(Hook):
 
     def before_train(self, trainer: Trainer) -> None:
         """Make `latest` and `best` true again: a killed process may have left them a checkpoint behind."""
-        complete = [path.name for _, path in complete_checkpoints(self.folder)]
+        complete = [path.name for _, path in checkpoints_in(self.folder)]
         if self.best not in complete:
             self.best = None
         if trainer.train_step.distributed.processes.is_main:

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,8 @@ class Sink:
         self.stop_progress()
         for file in (self._log, self._metrics, self._writer):
             if file is not None:
-                file.close()
+                with suppress(OSError):  # what could not be written has been reported when it was written
+                    file.close()
 
 
 def trim_metrics(path: Path, step: int) -> None:
