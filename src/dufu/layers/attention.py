@@ -200,9 +200,9 @@ class Attention(nn.Module):
         return result
 
     def _within(self, hidden: Tensor, cache: KeyValueCache | None, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
-        fused = self.query_key_value(hidden)
-        unit = fused.shape[-1] // (self.heads + 2 * self.kv_heads)
-        q, k, v = (self._heads(t) for t in fused.split((unit * self.heads, unit * self.kv_heads, unit * self.kv_heads), -1))
+        parts = self.output.split.size
+        own, own_kv = self.heads // parts * self.head_size, self.kv_heads // parts * self.head_size
+        q, k, v = (self._heads(t) for t in self.query_key_value(hidden).split((own, own_kv, own_kv), -1))
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         return (q, k, v) if cache is None else (q, *cache.append(k, v))
