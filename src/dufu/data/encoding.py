@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import wait
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +74,7 @@ def encode(encoder: Encoder, texts: Iterable[str], workers: int) -> Generator[En
 
     Args:
         encoder: what to do.
-        texts: read no further ahead than the workers need.
+        texts: read one batch a worker ahead.
         workers: processes; 1 = this one, with the tokenizer library's own threads.
 
     Raises:
@@ -87,20 +84,14 @@ def encode(encoder: Encoder, texts: Iterable[str], workers: int) -> Generator[En
     if workers == 1:
         yield from map(encoder, batches)
         return
-    facts = (encoder.tokenizer.tokenizer.to_str(), encoder.tokenizer.source, encoder.end, encoder.sentences)
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start, facts)
-    try:
-        waiting: deque[Future[Encoded]] = deque()
-        for batch in batches:
-            waiting.append(pool.submit(_encode, batch))
-            if len(waiting) > workers + 1:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except BrokenProcessPool as error:
-        raise DataError("a tokenising process has died (killed, or out of memory); try fewer --workers") from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with _Workers(encoder, workers) as team:
+        number = -1
+        for number, batch in enumerate(batches):
+            if number >= workers:
+                yield team.receive(number)
+            team.send(number, batch)
+        for later in range(max(0, number + 1 - workers), number + 1):
+            yield team.receive(later)
 
 
 def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
@@ -116,29 +107,77 @@ def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
         yield batch
 
 
-_worker: Encoder | None = None
+class _Workers:
+    """Processes that encode batches: batch number n goes to worker n mod size, which holds one at a time.
+
+    A plain pipe each, and nothing shared: a worker that dies is noticed at once and holds nobody up, and workers whose parent dies read the
+    end of their pipe and leave.
+    """
+
+    def __init__(self, encoder: Encoder, size: int) -> None:
+        self._encoder, self._size = encoder, size
+        self._team: list[tuple[SpawnProcess, Connection]] = []
+
+    def __enter__(self) -> _Workers:
+        context = get_context("spawn")
+        tokenizer = self._encoder.tokenizer
+        facts = (tokenizer.tokenizer.to_str(), tokenizer.source, self._encoder.end, self._encoder.sentences)
+        for _ in range(self._size):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, *facts), daemon=True)
+            process.start()
+            theirs.close()
+            self._team.append((process, mine))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process, pipe in self._team:
+            pipe.close()
+            process.terminate()
+        for process, _ in self._team:
+            process.join()
+
+    def send(self, number: int, batch: list[str]) -> None:
+        """Give a batch to its worker, which must be idle: both would otherwise wait for the other to read."""
+        try:
+            self._team[number % self._size][1].send(batch)
+        except OSError as error:
+            raise self._dead(number) from error
+
+    def receive(self, number: int) -> Encoded:
+        """Return a batch's tokens."""
+        try:
+            answer = self._team[number % self._size][1].recv()
+        except (EOFError, OSError) as error:
+            raise self._dead(number) from error
+        if isinstance(answer, Exception):
+            raise answer
+        encoded: Encoded = answer
+        return encoded
+
+    def _dead(self, number: int) -> DataError:
+        process = self._team[number % self._size][0]
+        process.join(1)
+        return DataError(
+            f"a tokenising process has died with exit code {process.exitcode} (killed, or out of memory?); try fewer --workers"
+        )
 
 
-def _start(tokenizer: str, source: str, end: list[int], sentences: bool) -> None:
-    """Make this process a worker."""
-    global _worker
+def _serve(pipe: Connection, tokenizer: str, source: str, end: list[int], sentences: bool) -> None:
+    """Encode the batches that arrive, until the pipe's other end is closed."""
     from tokenizers import Tokenizer
 
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent answers it
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    _worker = Encoder(TextTokenizer(Tokenizer.from_str(tokenizer), source), False, sentences)
-    _worker.end = end
-
-
-def _leave_with_parent() -> None:
-    """End this process when its parent is gone: the pool's own queue would keep it waiting for ever."""
-    parent = parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-
-def _encode(batch: list[str]) -> Encoded:
-    assert _worker is not None
-    return _worker(batch)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    encoder = Encoder(TextTokenizer(Tokenizer.from_str(tokenizer), source), False, sentences)
+    encoder.end = end
+    while True:
+        try:
+            batch = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer: Encoded | Exception = encoder(batch)
+        except Exception as error:
+            answer = error
+        pipe.send(answer)

@@ -121,6 +121,12 @@ class IndexedTokens:
         """Return the number of the document in which each token position lies (each document being one or more sequences)."""
         return last_at_most(self.documents, self.sequence_of(positions))
 
+    def get(self, number: int, offset: int = 0, length: int | None = None) -> npt.NDArray[np.integer]:
+        """Return a sequence, or the stretch of it that begins at `offset` and is at most `length` tokens long."""
+        start, size = self.sequence_start(number), int(self.lengths[number])
+        stop = size if length is None else min(size, offset + length)
+        return self.tokens[start + offset : start + stop]
+
     def read(self, start: int, stop: int, vocab_size: int) -> npt.NDArray[np.int64]:
         """Return the tokens at positions `start` to `stop`.
 
