@@ -2,176 +2,22 @@
 
 from __future__ import annotations
 
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, get_type_hints
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, SCMode
 
-from dufu.config.configurable import takes_cfg
-from dufu.config.instantiate import resolve
-from dufu.config.lazy import as_config
-from dufu.config.overrides import parameters
-from dufu.config.schema import REPLACED, SECTIONS
-from dufu.errors import ConfigError, nearest
-
-_TRUE, _FALSE = {"true", "on", "yes"}, {"false", "off", "no"}
-
-
-def coerce(value: Any, annotation: Any, where: str) -> Any:
-    """Return `value` as the annotated type where nothing is lost (`"1e-4"` for a float, `1e3` for an int).
-
-    Raises:
-        ConfigError: it is of another type; the message names the key, the value and the type.
-    """
-    if annotation is Any or (annotation is None and value is None) or (isinstance(value, Mapping) and "_target_" in value):
-        return value
-    origin = get_origin(annotation)
-    if origin in (Union, types.UnionType):
-        options = get_args(annotation)
-        if value is None and type(None) in options:
-            return None
-        errors = []
-        for option in sorted(options, key=lambda o: 0 if isinstance(o, type) and type(value) is o else 1):
-            if option is type(None):
-                continue
-            try:
-                return coerce(value, option, where)
-            except ConfigError as error:
-                errors.append(error)
-        raise errors[0]
-    if origin is Literal:
-        allowed = get_args(annotation)
-        for option in allowed:
-            if (value == option and type(value) is type(option)) or str(value) == str(option):
-                return option
-        raise ConfigError(f"{where}={value!r}: one of {', '.join(map(str, allowed))}{nearest(str(value), map(str, allowed))}")
-    if origin in (list, tuple, typing.Sequence) or annotation in (list, tuple):
-        if not isinstance(value, (list, tuple, ListConfig)):
-            raise ConfigError(f"{where}={value!r}: expected a list")
-        inner = [a for a in get_args(annotation) if a is not Ellipsis]
-        kinds = inner if origin is tuple and len(inner) == len(value) else [inner[0] if inner else Any] * len(value)
-        items = [coerce(v, kind, f"{where}[{i}]") for i, (v, kind) in enumerate(zip(value, kinds))]
-        return items
-    if annotation is bool:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
-            return value.lower() in _TRUE
-        raise ConfigError(f"{where}={value!r}: expected true or false")
-    if annotation in (int, float):
-        number = value
-        if isinstance(value, str):
-            try:
-                number = float(value) if annotation is float else int(value.replace("_", ""))
-            except ValueError:
-                try:
-                    number = float(value)
-                except ValueError:
-                    raise ConfigError(f"{where}={value!r}: expected a number") from None
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise ConfigError(f"{where}={value!r}: expected a number")
-        if annotation is float:
-            return float(number)
-        if isinstance(number, float) and not number.is_integer():
-            raise ConfigError(f"{where}={value!r}: expected a whole number; nearest {round(number)}")
-        return int(number)
-    if annotation is str:
-        if isinstance(value, str):
-            return value
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return str(value)
-        raise ConfigError(f"{where}={value!r}: expected text")
-    return value
-
-
-def _elsewhere(name: str, section: str) -> str:
-    """Say where a key of that name does exist."""
-    for other, cls in SECTIONS.items():
-        for path in _paths(cls, other):
-            if path.split(".")[-1] == name and path != f"{section}.{name}":
-                return f'; "{name}" belongs to {path.rsplit(".", 1)[0]}'
-    return ""
-
-
-def _paths(cls: type, prefix: str) -> list[str]:
-    hints = get_type_hints(cls)
-    out = []
-    for item in fields(cls):
-        path = f"{prefix}.{item.name}"
-        out.append(path)
-        if is_dataclass(hints[item.name]):
-            out += _paths(hints[item.name], path)
-    return out
-
-
-def _unknown(name: str, where: str, known: list[str]) -> ConfigError:
-    path = f"{where}.{name}"
-    if path in REPLACED:
-        return ConfigError(f"{path}: {REPLACED[path]}")
-    hint = nearest(name.replace("-", "_"), known)
-    place = _elsewhere(name, where)
-    return ConfigError(f'{where} has no key "{name}"{place or hint}')
-
-
-def check_section(value: Any, cls: type, where: str) -> dict[str, Any]:
-    """Return a section with every key present and of its declared type."""
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}={value!r}: expected a section with keys")
-    hints = get_type_hints(cls)
-    known = [item.name for item in fields(cls)]
-    for name in value:
-        if name not in known:
-            raise _unknown(str(name), where, known)
-    out: dict[str, Any] = {}
-    for item in fields(cls):
-        kind, path = hints[item.name], f"{where}.{item.name}"
-        if is_dataclass(kind):
-            out[item.name] = check_section(value.get(item.name, {}), kind, path)  # type: ignore[arg-type]
-        elif item.name in value:
-            out[item.name] = check_calls(coerce(value[item.name], kind, path), path)
-        else:
-            out[item.name] = item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc,operator]
-    return out
-
-
-def check_arguments(values: Mapping[str, Any], target: Any, where: str) -> dict[str, Any]:
-    """Return the arguments of a call, each known to the target and of its annotated type."""
-    accepted = parameters(target)
-    function: Any = vars(target).get("__init__", target) if isinstance(target, type) else target
-    try:
-        hints = get_type_hints(getattr(function, "__wrapped__", function))
-    except (NameError, TypeError, AttributeError):
-        hints = {}
-    out = {}
-    for name, value in values.items():
-        if accepted is not None and name not in accepted:
-            raise _unknown(str(name), where, list(accepted))
-        out[name] = check_calls(coerce(value, hints.get(name, Any), f"{where}.{name}"), f"{where}.{name}")
-    return out
-
-
-def check_calls(value: Any, where: str) -> Any:
-    """Check every recorded call inside `value` against the signature of what it calls."""
-    if isinstance(value, (list, tuple)):
-        return [check_calls(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    if not isinstance(value, Mapping):
-        return value
-    if "_target_" not in value:
-        return {k: check_calls(v, f"{where}.{k}") for k, v in value.items()}
-    own = {k: v for k, v in value.items() if k in ("_target_", "_recursive_")}
-    target = value["_target_"]
-    if isinstance(target, Mapping):
-        return dict(value)
-    function = resolve(target, f"{where}._target_")
-    arguments = {k: v for k, v in value.items() if k not in own}
-    if takes_cfg(function) and isinstance(arguments.get("cfg"), Mapping) and not hasattr(function, "from_config"):
-        rest = {k: v for k, v in arguments.items() if k != "cfg"}
-        inner = check_arguments(arguments["cfg"], function, f"{where}.cfg")
-        return {**own, **check_arguments(rest, function, where), "cfg": inner}
-    return {**own, **check_arguments(arguments, function, where)}
+from dufu.config.coerce import coerce
+from dufu.config.declared import RESERVED, UnknownKey
+from dufu.config.lazy import as_config, clear_errors, target_path
+from dufu.config.plain import literal
+from dufu.config.registry import HOMES, lookup, names
+from dufu.config.renamed import FILLED_IN
+from dufu.config.resolve import resolve
+from dufu.config.schema import CALLS, SECTION_NAMES, SECTIONS
+from dufu.config.signature import signature_of
+from dufu.errors import ConfigError
 
 
 def check_config(cfg: Any) -> DictConfig:
@@ -183,18 +29,125 @@ def check_config(cfg: Any) -> DictConfig:
     Raises:
         ConfigError: the first key that is unknown, misplaced or of the wrong type, with the nearest valid key.
     """
-    plain = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else dict(cfg)
-    known = [*SECTIONS, "model", "optim"]
-    out: dict[str, Any] = {}
-    assert isinstance(plain, dict)
-    for name, value in plain.items():
-        if name not in known:
-            raise ConfigError(f'the config has no section "{name!s}"{nearest(str(name), known)}')
-        if name in SECTIONS:
-            out[str(name)] = check_section(value, SECTIONS[str(name)], str(name))
-        elif isinstance(value, str):
-            out[str(name)] = check_calls({"_target_": value}, str(name))
-        else:
-            out[str(name)] = check_calls(value, str(name))
-    config: DictConfig = as_config(out)
+    if isinstance(cfg, DictConfig):
+        with clear_errors():
+            plain: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True, structured_config_mode=SCMode.INSTANTIATE)
+    else:
+        plain = dict(cfg)
+    try:
+        checked = {str(name): _check_top(str(name), value) for name, value in plain.items()}
+    except UnknownKey as error:
+        raise ConfigError(error.text(plain)) from None
+    config: DictConfig = as_config(literal(checked))
     return config
+
+
+def _check_top(name: str, value: Any) -> Any:
+    if name in SECTIONS:
+        return check_section(value, SECTIONS[name], name)
+    if name in CALLS:
+        return check_call_of(value, CALLS[name], name)
+    raise UnknownKey(name, "", SECTION_NAMES)
+
+
+def check_section(value: Any, cls: type, where: str) -> dict[str, Any]:
+    """Return a section with every key present and of its declared type."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}={'null' if value is None else repr(value)}: expected a section with keys")
+    hints = get_type_hints(cls)
+    known = [item.name for item in fields(cls)]
+    for name in value:
+        if name not in known:
+            raise UnknownKey(str(name), where, known)
+    return {
+        item.name: _check_key(value.get(item.name, MISSING), item, hints[item.name], f"{where}.{item.name}") for item in fields(cls)
+    }
+
+
+def _check_key(value: Any, item: Field[Any], kind: Any, where: str) -> Any:
+    if is_dataclass(kind):
+        return check_section({} if value is MISSING else value, kind, where)  # type: ignore[arg-type]
+    if value is MISSING:
+        value = item.default_factory() if callable(item.default_factory) else item.default
+    if "kind" not in item.metadata:
+        return coerce(value, kind, where)
+    if value is None:
+        if item.metadata["nullable"]:
+            return None
+        raise ConfigError(
+            f"{where}=null: name a {item.metadata['kind']}, such as {', '.join(sorted(names(item.metadata['kind']))[:3])}"
+        )
+    if isinstance(value, list):
+        return [check_call_of(inner, item.metadata["kind"], f"{where}[{i}]") for i, inner in enumerate(value)]
+    return check_call_of(value, item.metadata["kind"], where)
+
+
+def check_call_of(value: Any, kind: str, where: str) -> Any:
+    """Return the recorded call that stands where something of a registered kind is wanted: given by name, or as a call."""
+    if isinstance(value, str):
+        value = {"_target_": value}
+    if isinstance(value, Mapping) and "_target_" not in value:
+        raise ConfigError(f"{where} has keys but no _target_, which names the {kind}; known: {', '.join(sorted(names(kind)))}")
+    if not isinstance(value, Mapping):
+        if value is None or isinstance(value, (bool, int, float, list)):
+            raise ConfigError(f"{where}={value!r}: expected the name of a {kind}; known: {', '.join(sorted(names(kind)))}")
+        return value  # an object that a program has put there
+    name = value["_target_"]
+    if isinstance(name, str) and "." not in name:
+        found = lookup(name, kind, f"{where}._target_")
+        if sum(name in names(other) for other in HOMES) > 1:  # only this place knows which one is meant
+            value = {**value, "_target_": target_path(found)}
+    return check_calls(value, where)
+
+
+def check_arguments(values: Mapping[str, Any], target: Any, where: str) -> dict[str, Any]:
+    """Return the arguments of a call, each known to the target and of its annotated type."""
+    signature = signature_of(target)
+    out = {}
+    for name, value in values.items():
+        argument = signature.arguments.get(name)
+        path = f"{where}.{name}"
+        if path in FILLED_IN:
+            raise ConfigError(f"{path}: dufu fills it in itself; remove the key")
+        if argument is None:
+            if not signature.open:
+                raise UnknownKey(str(name), where, list(signature.arguments))
+        elif argument.annotation is not Any:
+            value = coerce(value, argument.accepted, path, builds=True)
+        elif isinstance(value, str) and type(argument.default) in (int, float):
+            value = _as_number(value, path)
+        out[name] = check_calls(value, path)
+    return out
+
+
+def _as_number(value: str, where: str) -> Any:
+    """Return text as a number for an argument without a type whose default is one; text that is no number stays."""
+    try:
+        number = coerce(value, float, where)
+    except ConfigError:
+        return value
+    return int(number) if value.lstrip("+-").isdigit() else number
+
+
+def check_calls(value: Any, where: str) -> Any:
+    """Check every recorded call inside `value` against the signature of what it calls."""
+    if isinstance(value, (list, tuple)):
+        return [check_calls(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    if "_target_" not in value:
+        return {k: check_calls(v, f"{where}.{k}") for k, v in value.items()}
+    own = {k: v for k, v in value.items() if k in RESERVED}
+    arguments = {k: v for k, v in value.items() if k not in RESERVED}
+    if "_recursive_" in own:
+        own["_recursive_"] = coerce(own["_recursive_"], bool, f"{where}._recursive_")
+    if isinstance(own["_target_"], Mapping):  # a call that yields the callable: what that accepts is known once it is made
+        own["_target_"] = check_calls(own["_target_"], f"{where}._target_")
+        return {**own, **{k: check_calls(v, f"{where}.{k}") for k, v in arguments.items()}}
+    function = resolve(own["_target_"], f"{where}._target_")
+    signature = signature_of(function)
+    if not signature.cfg or arguments.get("cfg") is None:
+        return {**own, **check_arguments({k: v for k, v in arguments.items() if not signature.cfg or k != "cfg"}, function, where)}
+    cfg = coerce(arguments.pop("cfg"), dict, f"{where}.cfg")
+    inner = check_calls(cfg, f"{where}.cfg") if signature.free_cfg else check_arguments(cfg, function, f"{where}.cfg")
+    return {**own, **check_arguments(arguments, function, where), "cfg": inner}

@@ -4,102 +4,82 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from importlib import import_module
+from dataclasses import is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from dufu.config.configurable import takes_cfg
-from dufu.config.registry import lookup
+from dufu.config.lazy import clear_errors
+from dufu.config.resolve import resolve
+from dufu.config.trust import is_trusted, trust
 from dufu.errors import ConfigError, DufuError
 
-# Packages whose callables a config may name. `torch` as a whole is not among them: torch.load and torch.hub run code.
-_TRUSTED = ["dufu", "torch.nn", "torch.optim"]
-
-
-def trust(package: str) -> None:
-    """Let configs name callables of `package` (`--trust PACKAGE` on the command line)."""
-    if package not in _TRUSTED:
-        _TRUSTED.append(package)
-
-
-def is_trusted(path: str) -> bool:
-    """Say whether a dotted path lies in a trusted package."""
-    return any(path == package or path.startswith(package + ".") for package in _TRUSTED)
-
-
-def resolve(target: Any, where: str = "_target_") -> Any:
-    """Return the callable that a short name or a dotted path names.
-
-    Raises:
-        ConfigError: the path lies outside the trusted packages, or nothing importable has that name.
-    """
-    if not isinstance(target, str):
-        return target
-    if "." not in target:
-        return lookup(target)
-    if not is_trusted(target):
-        raise ConfigError(
-            f'{where}: "{target}" lies outside the trusted packages ({", ".join(_TRUSTED)}); '
-            f"if you trust it, add --trust {target.split('.')[0]}"
-        )
-    parts = target.split(".")
-    for length in range(len(parts) - 1, 0, -1):
-        module_name = ".".join(parts[:length])
-        try:
-            found: Any = import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-                continue
-            raise
-        for name in parts[length:]:
-            # An attribute that is itself another module would lead out of the trusted package (`torch.nn.os.system`).
-            found = getattr(found, name, None)
-            if found is None or inspect.ismodule(found):
-                raise ConfigError(f'{where}: nothing importable is called "{target}"')
-        if not is_trusted(getattr(found, "__module__", None) or target):
-            raise ConfigError(f'{where}: "{target}" is {found.__module__}.{found.__qualname__}, which is not trusted')
-        return found
-    raise ConfigError(f'{where}: nothing importable is called "{target}"')
+__all__ = ["instantiate", "is_trusted", "resolve", "trust"]
 
 
 def instantiate(cfg: Any, /, **override: Any) -> Any:
     """Build a recorded call, its arguments first; anything else is returned as it is.
 
     Args:
-        cfg: a recorded call, a list or mapping of them, or a plain value.
+        cfg: a recorded call, a list of them, or a plain value. A call with `_recursive_: false` gets its arguments unbuilt. The
+            target may itself be a recorded call that yields a callable.
         override: arguments that replace the recorded ones.
 
     Raises:
         ConfigError: the target cannot be resolved or does not take these arguments; the message names the target.
     """
+    if isinstance(cfg, DictConfig) and is_dataclass(OmegaConf.get_type(cfg)):
+        return OmegaConf.to_object(cfg)
     if isinstance(cfg, ListConfig):
-        built = [instantiate(item) for item in cfg]
-        return OmegaConf.create(built, flags={"allow_objects": True})
+        return _list(cfg)
     if isinstance(cfg, list):
         return [instantiate(item) for item in cfg]
     if not isinstance(cfg, (DictConfig, Mapping)) or "_target_" not in cfg:
+        if override:
+            raise ConfigError(f"arguments {', '.join(override)} for something that is not a recorded call: {cfg!r}")
         return cfg
-    items = {key: cfg[key] for key in cfg}
+    with clear_errors():
+        items = {key: cfg[key] for key in cfg}
     recursive = items.pop("_recursive_", True)
-    target = items.pop("_target_")
-    arguments = {**items, **override}
-    if recursive:
-        target = instantiate(target)
-        arguments = {key: instantiate(value) for key, value in arguments.items()}
+    target = instantiate(items.pop("_target_"))
+    items.update(override)
+    arguments = {key: instantiate(value) for key, value in items.items()} if recursive else items
     function = resolve(target)
-    if not callable(function):
-        raise ConfigError(f"_target_: {target!r} is not callable")
-    try:
-        if not (takes_cfg(function) and "cfg" in arguments):
-            inspect.signature(function).bind(**arguments)
-    except TypeError as error:
-        raise ConfigError(f"{target}: {error}") from error
-    except ValueError:
-        pass  # a builtin without a signature
+    name = target if isinstance(target, str) else getattr(target, "__qualname__", repr(target))
+    _bind(function, name, arguments)
     try:
         return function(**arguments)
     except DufuError:
         raise
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
     except TypeError as error:
-        raise TypeError(f"while building {target}: {error}") from error
+        raise TypeError(f"while building {name}: {error}") from error
+    except Exception as error:
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"while building {name}")
+        raise
+
+
+def _bind(function: Any, name: str, arguments: dict[str, Any]) -> None:
+    """Raise ConfigError when a callable does not take these arguments."""
+    if takes_cfg(function) and "cfg" in arguments:
+        return
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # a builtin without a signature
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def _list(cfg: ListConfig) -> Any:
+    """Build each item. The result is a ListConfig again unless that would turn a built item into another object."""
+    with clear_errors():
+        built = [instantiate(item) for item in cfg]
+    wrapped = OmegaConf.create(built, flags={"allow_objects": True})
+    same = all(a is b or isinstance(b, (DictConfig, ListConfig, int, float, str, bytes)) for a, b in zip(wrapped, built))
+    return wrapped if same else built

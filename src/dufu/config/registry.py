@@ -1,29 +1,33 @@
 """Short names for classes: `@register_model("gpt2")`, and the same for optimizers, schedules, datasets, criteria, metrics.
 
-A name is found in the package that defines the kind, or in an installed distribution's entry points (group `dufu.model`, …).
+A name is found in the room that defines the kind, or in an installed distribution's entry points (group `dufu.model`, …), which make
+its class usable by name without any import: `[project.entry-points."dufu.model"] mine = "my_package.model:MyModel"`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
+from dufu.config.lazy import target_path
 from dufu.errors import ConfigError, nearest
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-# kind -> the package whose import registers dufu's own classes of that kind
+# kind -> the module whose import registers dufu's own classes of that kind
 HOMES = {
     "model": "dufu.models",
     "optimizer": "dufu.optim",
     "schedule": "dufu.optim",
     "dataset": "dufu.data",
     "criterion": "dufu.layers",
-    "metric": "dufu.training",
+    "metric": "dufu.training.metrics",
 }
 _NAMES: dict[str, dict[str, Any]] = {kind: {} for kind in HOMES}
+# Registered classes and entry points that were loaded, by identity: what a config may name wherever it lies.
+_REGISTERED: dict[int, Any] = {}
 
 
 def register(kind: str, name: str) -> Callable[[T], T]:
@@ -34,6 +38,7 @@ def register(kind: str, name: str) -> Callable[[T], T]:
         if held is not None and (held.__module__, held.__qualname__) != (target.__module__, target.__qualname__):
             raise ConfigError(f'{kind} "{name}" is already {held.__module__}.{held.__qualname__}')
         _NAMES[kind][name] = target
+        _REGISTERED[id(target)] = target
         return target
 
     return decorate
@@ -69,25 +74,72 @@ def register_metric(name: str) -> Callable[[T], T]:
     return register("metric", name)
 
 
-def names(kind: str) -> dict[str, Any]:
-    """Return every registered name of a kind with its class (an installed package's entry point not yet loaded)."""
-    import_module(HOMES[kind])
-    outside = {point.name: point for point in entry_points(group=f"dufu.{kind}")}
-    return {**outside, **_NAMES[kind]}
+def is_registered(target: Any) -> bool:
+    """Say whether this very object was registered, or loaded from an entry point, under some name."""
+    return _REGISTERED.get(id(target)) is target
 
 
-def lookup(name: str, kind: str | None = None) -> Any:
-    """Return the class registered under a short name.
+def _outside(kind: str) -> dict[str, list[EntryPoint]]:
+    """Return the entry points of installed distributions by name; the same one seen twice on the path counts once."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=f"dufu.{kind}"):
+        points = found.setdefault(point.name, [])
+        if point.value not in [held.value for held in points]:
+            points.append(point)
+    return found
+
+
+def names(kind: str) -> dict[str, str]:
+    """Return every registered name of a kind with the dotted path behind it; no entry point is loaded.
 
     Raises:
-        ConfigError: nothing of that name, or several kinds have one and `kind` was not given.
+        ConfigError: no kind is called so.
     """
+    if kind not in HOMES:
+        raise ConfigError(f'no kind of class is called "{kind}"{nearest(kind, HOMES)}')
+    import_module(HOMES[kind])
+    own = {name: target_path(target) for name, target in _NAMES[kind].items()}
+    outside = {name: " and ".join(p.value.replace(":", ".") for p in points) for name, points in _outside(kind).items()}
+    return {**outside, **own}
+
+
+def lookup(name: str, kind: str | None = None, where: str = "") -> Any:
+    """Return the class registered under a short name.
+
+    Args:
+        name: the short name.
+        kind: "model", "optimizer", …; None searches all.
+        where: the key that holds the name, for messages.
+
+    Raises:
+        ConfigError: nothing of that name, or several things; an entry point that cannot be imported.
+    """
+    place = f"{where}: " if where else ""
     kinds = [kind] if kind else list(HOMES)
-    found = [(k, names(k)[name]) for k in kinds if name in names(k)]
+    found = [k for k in kinds if name in names(k)]
     if not found:
         known = [n for k in kinds for n in names(k)]
-        raise ConfigError(f'no {kind or "class"} is registered as "{name}"{nearest(name, known)}')
+        raise ConfigError(f'{place}no {kind or "class"} is registered as "{name}"{nearest(name, known)}')
     if len(found) > 1:
-        raise ConfigError(f'"{name}" is both {" and ".join("a " + k for k, _ in found)}; give the dotted path')
-    target = found[0][1]
-    return target.load() if hasattr(target, "load") and hasattr(target, "group") else target
+        raise ConfigError(f'{place}"{name}" is both {" and ".join("a " + k for k in found)}; give the dotted path')
+    return _load(name, found[0], place)
+
+
+def _load(name: str, kind: str, place: str) -> Any:
+    points = _outside(kind).get(name, [])
+    loaded: list[Any] = []
+    for point in points:
+        try:
+            target = point.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f'{place}{kind} "{name}" is the entry point {point.value}, which cannot be loaded: {error}'
+            ) from error
+        _REGISTERED[id(target)] = target
+        loaded.append(target)
+    own = _NAMES[kind].get(name)
+    candidates = [target for target in [own, *loaded] if target is not None]
+    if any(target is not candidates[0] for target in candidates):
+        paths = " and ".join(f"{t.__module__}.{t.__qualname__}" for t in candidates)
+        raise ConfigError(f'{place}{kind} "{name}" is both {paths}; give the dotted path')
+    return candidates[0]

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_type_hints
 
 T = TypeVar("T")
 
@@ -16,6 +17,16 @@ def key(default: T, doc: str) -> T:
     if isinstance(default, (dict, list)):
         return field(default_factory=lambda: type(default)(default), metadata={"doc": doc})  # type: ignore[return-value]
     return field(default=default, metadata={"doc": doc})  # type: ignore[return-value]
+
+
+def call(kind: str, default: Any, doc: str) -> Any:
+    """Declare a key that holds a registered short name, a dotted path or a recorded call.
+
+    Args:
+        kind: the registry's kind.
+        default: the recorded call as a dict; None where the key may be null.
+    """
+    return field(default_factory=lambda: deepcopy(default), metadata={"doc": doc, "kind": kind, "nullable": default is None})
 
 
 def part(cls: type[T], doc: str) -> T:
@@ -72,7 +83,7 @@ class Checkpointer:
 @dataclass
 class Evaluation:
     enabled: bool = key(True, "evaluate on the validation samples during training")
-    evaluator: Any = key(None, "a recorded call of a metric, or a list; null = the model's own")
+    evaluator: Any = call("metric", None, "a metric's name or recorded call, or a list; null = the model's own")
     eval_period: int = key(5000, "steps between evaluations; one more at the end")
     eval_after_n_epoch: int | None = key(None, "epochs between evaluations; sets the period")
     eval_iter: int = key(100000, "most micro-batches in one evaluation")
@@ -90,6 +101,10 @@ class EarlyStopping:
 class Ema:
     enabled: bool = key(False, "keep an exponential moving average of the weights, and evaluate with it")
     decay: float = key(0.999, "share of the average kept at each step")
+
+
+# LiBai's default schedule.
+COSINE = {"_target_": "dufu.optim.WarmupCosineLR", "warmup_factor": 0.001, "alpha": 0.01, "warmup_method": "linear"}
 
 
 @dataclass
@@ -123,7 +138,7 @@ class Train:
     evaluation: Evaluation = part(Evaluation, "evaluation during training")
     early_stopping: EarlyStopping = part(EarlyStopping, "early stopping")
     ema: Ema = part(Ema, "averaged weights")
-    scheduler: Any = key(None, "a recorded call of a learning-rate schedule")
+    scheduler: Any = call("schedule", COSINE, "a learning-rate schedule's name or recorded call")
 
 
 @dataclass
@@ -149,9 +164,10 @@ class Dataloader:
     valid_data: list[Any] = key([], "files of the validation split; empty = split by document from data")
     test_data: list[Any] = key([], "files of the test split")
     split: list[float] = key([0.98, 0.02, 0.0], "shares of documents for training, validation and test")
-    dataset: Any = key(None, "a recorded call of a dataset: what a sample is")
+    dataset: Any = call("dataset", None, "a dataset's name or recorded call: what a sample is")
     documents: Literal["lines", "blank-lines"] = key("lines", "how raw text separates documents")
     text_key: str = key("text", "field of a JSON line that holds the text")
+    split_sentences: bool = key(False, "raw text: make each sentence a sequence of its document, for sentence pairs")
     shuffle: bool = key(True, "permute the samples anew each epoch")
     cache_dir: str | None = key(None, "where tokenised raw files are kept; null = the user's cache folder")
 
@@ -166,18 +182,9 @@ class Tokenization:
 
 
 SECTIONS: dict[str, type] = {"train": Train, "graph": Graph, "dataloader": Dataloader, "tokenization": Tokenization}
-
-# Keys of LiBai that have another name or no meaning here: what to write instead.
-REPLACED = {
-    "train.consumed_train_samples": "the data position lives in the checkpoint; remove the key",
-    "train.consumed_valid_samples": "evaluation always sees each sample once; remove the key",
-    "train.train_samples": "it follows from train_iter; remove the key",
-    "train.start_iter": "the step lives in the checkpoint; remove the key",
-    "train.topk": "set the k of the evaluator instead",
-    "graph.global_mode": "the layout is set under train.dist; remove the key",
-    "graph.train_graph": "one loop serves eager and compiled; set graph.enabled",
-    "graph.eval_graph": "one loop serves eager and compiled; set graph.enabled",
-}
+# Sections that hold one recorded call, and its kind.
+CALLS = {"model": "model", "optim": "optimizer"}
+SECTION_NAMES = (*SECTIONS, *CALLS)
 
 
 def to_dict(section: Any) -> dict[str, Any]:
@@ -186,4 +193,32 @@ def to_dict(section: Any) -> dict[str, Any]:
     for item in fields(section):
         value = getattr(section, item.name)
         out[item.name] = to_dict(value) if is_dataclass(value) else value
+    return out
+
+
+def section_at(path: str) -> tuple[type, str] | None:
+    """Return the class that declares a dotted key, and the key's last part ("" for a section itself); None for no such key."""
+    first, *rest = path.split(".")
+    cls = SECTIONS.get(first)
+    for depth, name in enumerate(rest):
+        if cls is None or name not in {item.name for item in fields(cls)}:
+            return None
+        kind = get_type_hints(cls)[name]
+        if not is_dataclass(kind):
+            return (cls, name) if depth == len(rest) - 1 else None
+        cls = kind  # type: ignore[assignment]
+    return (cls, "") if cls is not None else None
+
+
+def section_paths(name: str = "", cls: type | None = None) -> list[str]:
+    """Return the dotted path of every key of every section, or of one section."""
+    if cls is None:
+        return [path for section, kind in SECTIONS.items() for path in section_paths(section, kind)]
+    hints = get_type_hints(cls)
+    out = []
+    for item in fields(cls):
+        path = f"{name}.{item.name}"
+        out.append(path)
+        if is_dataclass(hints[item.name]):
+            out += section_paths(path, hints[item.name])  # type: ignore[arg-type]
     return out
