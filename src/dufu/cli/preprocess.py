@@ -29,7 +29,7 @@ def command(
     tokenizer_out: Annotated[
         str | None, typer.Option(help="Folder of the learnt tokenizer; PREFIX.tokenizer unless given.")
     ] = None,
-    workers: Annotated[int, typer.Option(help="Tokenising processes; the output does not depend on it.", min=1)] = 1,
+    workers: Annotated[int, typer.Option(help="Tokenising processes; the output does not depend on it.")] = 1,
     documents: Annotated[str, typer.Option(help='What separates documents of text: "lines" or "blank-lines".')] = "lines",
     text_key: Annotated[str, typer.Option(help="Field of a JSON line.")] = "text",
     errors: Annotated[str, typer.Option(help='Bytes that are not UTF-8: "strict", "skip" or "replace".')] = "strict",
@@ -41,7 +41,7 @@ def command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace output that is there.")] = False,
 ) -> None:
     """Turn text into PREFIX.bin, PREFIX.idx and a PREFIX.json that says what made them."""
-    from dufu.data.preprocess import learn_tokenizer, preprocess, refuse_outputs
+    from dufu.data.preprocess import check_request, learn_tokenizer, preprocess
     from dufu.data.tokenizer import load_tokenizer
     from dufu.errors import ConfigError
 
@@ -51,7 +51,7 @@ def command(
         raise ConfigError(f"--tokenizer-out {tokenizer_out}: only together with --train-tokenizer")
     reading: dict[str, Any] = {"documents": documents, "text_key": text_key, "errors": errors, "overwrite": overwrite}
     with _ended_by_sigterm():
-        refuse_outputs(files, out, overwrite)
+        check_request(files, out, workers, overwrite, passes=1 if train_tokenizer is None else 2)
         if train_tokenizer is not None:
             folder = tokenizer_out or f"{out}.tokenizer"
             chosen = learn_tokenizer(files, train_tokenizer, folder, **reading)

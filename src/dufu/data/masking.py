@@ -47,8 +47,8 @@ class Masker:
 
     Of the tokens chosen 80 % become the mask token, 10 % a random word of the vocabulary, 10 % stay; each chosen token's label is what it
     was. Runs of 1 … `max_ngrams` words are drawn with weights 1/n (as in ALBERT, Lan et al., 2019). The budget is
-    round(`probability` × text tokens), at least 1 and at most `max_predictions`; a word that does not fit into what is left of it is passed
-    over, and only where no word at all fits the shortest one is hidden whole.
+    round(`probability` × text tokens), at least 1 and at most `max_predictions`; a run is shortened, and a word passed over, that does not fit
+    into what is left of it; only where no word at all fits the shortest one is hidden whole.
 
     Args:
         tokenizer: gives the mask token and the words.
@@ -113,10 +113,12 @@ class Masker:
         for word in order:
             if left == 0:
                 break
+            if taken[word]:
+                continue
             run = self._run_length(float(runs[word]), words - word)
-            while run and bounds[word + run] - bounds[word] > left:
+            while run and (bounds[word + run] - bounds[word] > left or any(taken[word : word + run])):
                 run -= 1
-            if run and not any(taken[word : word + run]):
+            if run:
                 taken[word : word + run] = b"\1" * run
                 left -= bounds[word + run] - bounds[word]
         if left == budget:

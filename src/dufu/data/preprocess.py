@@ -57,9 +57,7 @@ def preprocess(
         DataError: a file is unreadable, there is no document in any, or the output exists or cannot be written.
         ConfigError: an option is out of range.
     """
-    if workers < 1:
-        raise ConfigError(f"--workers {workers}: at least 1")
-    refuse_outputs(files, prefix, overwrite)
+    check_request(files, prefix, workers, overwrite)
     tally = Tally()
     made = 0
 
@@ -97,18 +95,28 @@ def preprocess(
     return note
 
 
-def refuse_outputs(files: Sequence[str | Path], prefix: str | Path, overwrite: bool) -> None:
-    """Refuse, before any work, what could not end well: no input, or output that lies there already.
+def check_request(files: Sequence[str | Path], prefix: str | Path, workers: int, overwrite: bool, passes: int = 1) -> None:
+    """Refuse, before any work, what could not end well.
+
+    Args:
+        files, prefix, workers, overwrite: of `preprocess`.
+        passes: how often each file will be read; a pipe can be read once.
 
     Raises:
-        DataError: with the file's name and the remedy.
+        DataError: an input is missing, or output lies there already. ConfigError: `workers` is out of range.
     """
+    if workers < 1:
+        raise ConfigError(f"--workers {workers}: at least 1")
     if not files:
         raise DataError("preprocess: no input files")
     outputs = [Path(f"{prefix}{suffix}") for suffix in (".bin", ".idx", ".json")]
-    for file in files:
-        if not Path(file).is_file():
+    for file in map(Path, files):
+        if not file.exists():
             raise DataError(f"{file}: no such file")
+        if file.is_dir():
+            raise DataError(f"{file}: is a folder; name the files in it")
+        if passes > 1 and not file.is_file():
+            raise DataError(f"{file}: is no regular file, but is read {passes} times; write its content into one")
         for output in outputs:
             if output.exists() and output.samefile(file):
                 raise DataError(f"{file}: is an input, and would be written over as an output; choose another --out")

@@ -80,7 +80,7 @@ def _open(path: Path, columns: int, key: bytes) -> Rows | None:
     try:
         with path.open("rb") as file:
             magic, rows, width, kept = _HEADER.unpack(file.read(_HEADER.size))
-    except (FileNotFoundError, struct.error):
+    except (FileNotFoundError, NotADirectoryError, struct.error):
         return None
     if (magic, width, kept) != (_MAGIC, columns, key) or path.stat().st_size != _HEADER.size + 8 * rows * columns:
         return None
