@@ -87,6 +87,12 @@ def test_the_config_tells_a_dataset_what_its_signature_asks_for(tmp_path: Path) 
         build([path], overrides=overrides)
 
 
+@pytest.mark.parametrize("name", ["causal_lm", "masked_lm"])
+def test_a_dataset_by_its_short_name(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "a.txt", 10)
+    assert len(build([path], overrides=[f"dataloader.dataset._target_={name}"])) > 1
+
+
 def test_sentences_of_raw_text_are_an_option(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", 10)
     whole, split = (

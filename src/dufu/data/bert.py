@@ -26,7 +26,7 @@ _FORMAT = 1  # raised when the same tokens and options would give another map
 _PAIRING = 0x5EED_0F_9A185  # sets the draws for pairs of samples apart from those of single ones
 
 
-@register_dataset("bert")
+@register_dataset("masked_lm")
 class BertDataset:
     """Stretches of a document, in two segments, some of their words hidden anew each epoch.
 
@@ -48,7 +48,9 @@ class BertDataset:
         first_document, last_document: the split, as a half-open range of documents.
         sequence_length: tokens of a sample, special ones included; None in a config = the model's max_seq_length.
         sentence_pairs: "order", "next" or "none".
-        mask_probability, max_predictions, max_ngrams: see `Masker`.
+        mask_probability: share of the text's tokens to predict.
+        max_predictions: most tokens to predict in a sample; None = no other limit.
+        max_ngrams: longest run of words hidden together; runs of n have the weight 1/n.
         whole_words: hide all tokens of a word or none.
         chinese_wwm: Chinese words are whole words (jieba); otherwise each character is one.
         seed: of all draws.
