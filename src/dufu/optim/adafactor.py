@@ -121,7 +121,7 @@ class Adafactor(WholeParameterOptimizer):
                     rows[part.name][row].add_(square.sum(1))
                     cols[part.name][col].add_(square.sum(0))
                 if self.scale_parameter:
-                    squares[part.name].add_(part.of(weights[tensor]).square().sum())
+                    squares[part.name].add_(torch.linalg.vector_norm(part.of(weights[tensor])).square())
         self.sum_(packed)
         means = packed[: factors.values.numel()] / factors.divisors + self.eps[0]
         factors.values.lerp_(means, count**self.decay_rate)
@@ -153,7 +153,7 @@ class Adafactor(WholeParameterOptimizer):
         for tensor in tensors:
             for part in self.parts[tensor]:
                 if part.counted:
-                    squares[part.name].add_(part.of(updates[tensor]).square().sum())
+                    squares[part.name].add_(torch.linalg.vector_norm(part.of(updates[tensor])).square())
         self.sum_(packed)
         return (packed / factors.sizes).sqrt()
 
@@ -161,14 +161,18 @@ class Adafactor(WholeParameterOptimizer):
         self, tensor: Tensor, weight: Tensor, update: Tensor, scales: Mapping[str, Tensor], rate: float, keep: float
     ) -> None:
         """Change one tensor by its update, scaled for each parameter that it holds."""
-        for part in self.parts[tensor]:
-            part.of(update).mul_(scales[part.name] * rate)
-        if self.beta1 is not None:
+        if keep != 1.0:
+            weight.mul_(keep)
+        if self.beta1 is None:
+            for part in self.parts[tensor]:
+                part.of(weight).addcmul_(part.of(update), scales[part.name], value=-rate)
+        else:
             state = self.state[tensor]
             if "exp_avg" not in state:
                 state["exp_avg"] = moment(tensor)
-            update = state["exp_avg"].lerp_(update, 1.0 - self.beta1)
-        weight.mul_(keep).sub_(update)
+            for part in self.parts[tensor]:
+                part.of(update).mul_(scales[part.name] * rate)
+            weight.sub_(state["exp_avg"].lerp_(update, 1.0 - self.beta1))
         if weight.dtype != tensor.dtype:
             tensor.copy_(weight)
 

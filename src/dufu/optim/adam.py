@@ -28,6 +28,52 @@ def check_betas(betas: Sequence[float], owner: str) -> tuple[float, float]:
     return float(betas[0]), float(betas[1])
 
 
+def begin_moments(tensor: Tensor) -> dict[str, Tensor]:
+    """Return the state of a tensor before its first update."""
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=tensor.device),
+        "exp_avg": moment(tensor),
+        "exp_avg_sq": moment(tensor),
+    }
+
+
+def fused_adam(
+    weights: list[Tensor],
+    grads: list[Tensor],
+    states: list[dict[str, Tensor]],
+    group: dict[str, Any],
+    correct: bool,
+    grad_scale: Tensor | None,
+    *,
+    lr: float,
+    weight_decay: float,
+    decoupled: bool,
+) -> None:
+    """Make Adam's update of weights and states in one fused pass.
+
+    Args:
+        weights, grads: at least single precision.
+        states: as `begin_moments` gives them.
+        group: holds betas and eps.
+        correct: whether the moments are divided by 1 - beta^t.
+        grad_scale: what the gradients are divided by.
+        lr, weight_decay: of the update.
+        decoupled: whether the decay shrinks the weights, instead of being added to the gradients.
+    """
+    steps = [state["step"] for state in states]
+    counted = steps
+    if not correct:
+        # Uncorrected Adam is corrected Adam after endless steps: to the last bit, and in the same fused pass.
+        torch._foreach_add_(steps, 1.0)
+        counted = [torch.full_like(steps[0], LONG_AGO)] * len(steps)
+    beta1, beta2 = group["betas"]
+    adam(
+        weights, grads, [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], [], counted, fused=True,
+        grad_scale=grad_scale, decoupled_weight_decay=decoupled, amsgrad=False, beta1=beta1, beta2=beta2, lr=lr,
+        weight_decay=weight_decay, eps=group["eps"], maximize=False,
+    )  # fmt: skip
+
+
 class _Moments(ElementwiseOptimizer):
     """The common part: first and second moments of the gradients, with the update of Adam."""
 
@@ -48,25 +94,13 @@ class _Moments(ElementwiseOptimizer):
 
     def begin(self, tensor: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         """See ElementwiseOptimizer."""
-        return {
-            "step": torch.zeros((), dtype=torch.float32, device=tensor.device),
-            "exp_avg": moment(tensor),
-            "exp_avg_sq": moment(tensor),
-        }
+        return begin_moments(tensor)
 
     def update(self, group: dict[str, Any], weights: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]]) -> None:
         """See ElementwiseOptimizer."""
-        steps = [state["step"] for state in states]
-        beta1, beta2 = group["betas"]
-        counted = steps
-        if not self.do_bias_correction:
-            # Uncorrected Adam is corrected Adam after endless steps: to the last bit, and in the same fused pass.
-            torch._foreach_add_(steps, 1.0)
-            counted = [torch.full((), LONG_AGO, dtype=torch.float32, device=step.device) for step in steps[:1]] * len(steps)
-        adam(
-            weights, grads, [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], [], counted,
-            fused=True, grad_scale=self.grad_scale, decoupled_weight_decay=self.decoupled, amsgrad=False, beta1=beta1, beta2=beta2,
-            lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+        fused_adam(
+            weights, grads, states, group, self.do_bias_correction, self.grad_scale,
+            lr=group["lr"], weight_decay=group["weight_decay"], decoupled=self.decoupled,
         )  # fmt: skip
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dufu.config.registry import register_optimizer
-from dufu.optim.adam import check_betas
-from dufu.optim.elementwise import moment, wide
+from dufu.optim.adam import begin_moments, check_betas, fused_adam
+from dufu.optim.elementwise import wide
 from dufu.optim.whole import WholeParameterOptimizer
 
 
@@ -19,7 +19,7 @@ class LAMB(WholeParameterOptimizer):
     """Layer-wise adaptive moments (You et al., 2020, algorithm 2), for very large batches.
 
     With u = m̂ / (√v̂ + eps) + weight_decay·p of a parameter p: p ← p - lr·(‖p‖ / ‖u‖)·u, the norms over the whole parameter; the ratio is
-    1 where one of them is 0. One message a step carries all norms.
+    1 where one of them is 0. One message a step carries all norms. `grad_scale`, if set, divides the gradients inside the pass.
 
     Args:
         params: parameters or groups.
@@ -29,6 +29,8 @@ class LAMB(WholeParameterOptimizer):
         weight_decay: share of the weight that joins the direction.
         do_bias_correction: whether the moments are divided by 1 - beta^t, as in the paper.
     """
+
+    grad_scale: Tensor | None = None
 
     def __init__(
         self,
@@ -40,7 +42,7 @@ class LAMB(WholeParameterOptimizer):
         do_bias_correction: bool = True,
     ) -> None:
         betas = check_betas(betas, "LAMB")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": True})
         self.do_bias_correction = do_bias_correction
 
     @torch.no_grad()
@@ -65,33 +67,22 @@ class LAMB(WholeParameterOptimizer):
         for group in self.param_groups:
             for tensor in group["params"]:
                 for part in self.parts[tensor]:
-                    part.of(weights[tensor]).addcmul_(part.of(directions[tensor]), ratios[part.name], value=-group["lr"])
+                    part.of(weights[tensor]).addcmul_(part.of(directions[tensor]), ratios[part.name], value=group["lr"])
                 if weights[tensor].dtype != tensor.dtype:
                     tensor.copy_(weights[tensor])
         return loss
 
     def _directions(self, group: dict[str, Any], weights: list[Tensor]) -> list[Tensor]:
-        """Take the gradients into the moments; return Adam's direction with weight decay for each tensor of a group."""
-        beta1, beta2 = group["betas"]
+        """Take the gradients into the moments; return -u for each tensor of a group."""
         for tensor in group["params"]:
             if not self.state[tensor]:
-                self.state[tensor] = {"step": torch.zeros(()), "exp_avg": moment(tensor), "exp_avg_sq": moment(tensor)}
-        states = [self.state[p] for p in group["params"]]
-        grads = [self.gradient(p) for p in group["params"]]
-        first, second, steps = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], [s["step"] for s in states]
-        torch._foreach_add_(steps, 1.0)
-        torch._foreach_lerp_(first, grads, 1.0 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, grads, grads, value=1.0 - beta2)
-        count = float(steps[0])
-        correct1, correct2 = (1.0 - beta1**count, 1.0 - beta2**count) if self.do_bias_correction else (1.0, 1.0)
-        found: list[Tensor] = list(torch._foreach_sqrt(second))
-        torch._foreach_mul_(found, correct1 / correct2**0.5)
-        torch._foreach_add_(found, group["eps"] * correct1)
-        torch._foreach_reciprocal_(found)
-        torch._foreach_mul_(found, first)
+                self.state[tensor] = begin_moments(tensor)
+        states, grads = [self.state[p] for p in group["params"]], [self.gradient(p) for p in group["params"]]
+        # Adam with rate 1 moves zeros to minus its direction, in one fused pass.
+        found = [torch.zeros_like(weight) for weight in weights]
+        fused_adam(found, grads, states, group, self.do_bias_correction, self.grad_scale, lr=1.0, weight_decay=0.0, decoupled=True)
         if group["weight_decay"]:
-            torch._foreach_add_(found, weights, alpha=group["weight_decay"])
+            torch._foreach_sub_(found, weights, alpha=group["weight_decay"])
         return found
 
     def _trust_ratios(
