@@ -33,10 +33,9 @@ x = torch.randn(2, 8, device=next(model.parameters()).device)
 y = model(x)
 y.square().mean().backward()
 
-print(
-    f"process {distributed.rank()} of {distributed.world_size()} holds {tuple(model.expand.weight.shape)} of (32, 8)",
-    file=sys.stderr,
-)
+part = tuple(model.expand.weight.shape)
+# written in one piece, so that the lines of two processes do not run into each other
+sys.stderr.write(f"process {distributed.rank()} of {distributed.world_size()} holds {part} of (32, 8)\n")
 if distributed.is_main_process():
     for row in y.tolist():
         print(" ".join(f"{value:8.4f}" for value in row))
