@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Print an effective config, the arguments of a class, the keys of a section, or a list of all of them."""
     from dufu.config.describe import is_section
-    from dufu.config.trust import trust as trust_package
+    from dufu.config.trusted import trust as trust_package
 
     for package in trust or []:
         trust_package(package)

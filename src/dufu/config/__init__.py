@@ -7,6 +7,6 @@ from dufu.config.configurable import configurable
 from dufu.config.instantiate import instantiate
 from dufu.config.lazy import LazyCall
 from dufu.config.load import LazyConfig, get_config, try_get_key
-from dufu.config.trust import trust
+from dufu.config.trusted import trust
 
 __all__ = ["LazyCall", "LazyConfig", "configurable", "get_config", "instantiate", "trust", "try_get_key"]

@@ -114,19 +114,20 @@ def check_arguments(values: Mapping[str, Any], target: Any, where: str) -> dict[
                 raise UnknownKey(str(name), where, list(signature.arguments))
         elif argument.annotation is not Any:
             value = coerce(value, argument.accepted, path, builds=True)
-        elif isinstance(value, str) and type(argument.default) in (int, float):
-            value = _as_number(value, path)
+        elif not argument.written and isinstance(value, str) and type(argument.default) in (int, float):
+            value = _as_number(value)
         out[name] = check_calls(value, path)
     return out
 
 
-def _as_number(value: str, where: str) -> Any:
+def _as_number(value: str) -> Any:
     """Return text as a number for an argument without a type whose default is one; text that is no number stays."""
-    try:
-        number = coerce(value, float, where)
-    except ConfigError:
-        return value
-    return int(number) if value.lstrip("+-").isdigit() else number
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
 
 
 def check_calls(value: Any, where: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
@@ -105,7 +106,10 @@ def summary_of(target: Any) -> str:
 
 
 def argument_docs(target: Any) -> dict[str, str]:
-    """Return the documentation of each argument by name: of the class, its `__init__`, then of the classes it derives from."""
+    """Return the documentation of each argument by name: of the class, its `__init__`, then of the classes it derives from.
+
+    An entry `others: those of Name.` stands for the documentation of that class in the same module.
+    """
     sources = list(inspect.getmro(target)) if inspect.isclass(target) else [target]
     found: dict[str, str] = {}
     for source in sources:
@@ -116,6 +120,9 @@ def argument_docs(target: Any) -> dict[str, str]:
             for name, doc in _entries(text or "").items():
                 if name not in found or re.match(r"see [A-Z]", found[name]):
                     found[name] = doc
+    borrowed = re.match(r"those of `?(\w+)", found.pop("others", ""))
+    if borrowed:
+        found = {**argument_docs(getattr(sys.modules[target.__module__], borrowed[1])), **found}
     return found
 
 

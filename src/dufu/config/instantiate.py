@@ -12,7 +12,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from dufu.config.configurable import takes_cfg
 from dufu.config.lazy import clear_errors
 from dufu.config.resolve import resolve
-from dufu.config.trust import is_trusted, trust
+from dufu.config.trusted import is_trusted, trust
 from dufu.errors import ConfigError, DufuError
 
 __all__ = ["instantiate", "is_trusted", "resolve", "trust"]

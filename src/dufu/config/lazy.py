@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dufu.config.trust import hold
+from dufu.config.trusted import hold
 from dufu.errors import ConfigError, nearest
 
 Target = Callable[..., Any] | str | Mapping[str, Any]

@@ -36,7 +36,7 @@ def register(kind: str, name: str) -> Callable[[T], T]:
     def decorate(target: T) -> T:
         held = _NAMES[kind].get(name)
         if held is not None and (held.__module__, held.__qualname__) != (target.__module__, target.__qualname__):
-            raise ConfigError(f'{kind} "{name}" is already {held.__module__}.{held.__qualname__}')
+            raise ConfigError(f'{kind} "{name}" is already {_path(held)}')
         _NAMES[kind][name] = target
         _REGISTERED[id(target)] = target
         return target
@@ -89,6 +89,14 @@ def _outside(kind: str) -> dict[str, list[EntryPoint]]:
     return found
 
 
+def _path(target: Any) -> str:
+    """Return the shortest dotted path of a class, or where it stands when nothing importable leads to it."""
+    try:
+        return target_path(target)
+    except ConfigError:
+        return f"{target.__module__}.{target.__qualname__}"
+
+
 def names(kind: str) -> dict[str, str]:
     """Return every registered name of a kind with the dotted path behind it; no entry point is loaded.
 
@@ -98,7 +106,7 @@ def names(kind: str) -> dict[str, str]:
     if kind not in HOMES:
         raise ConfigError(f'no kind of class is called "{kind}"{nearest(kind, HOMES)}')
     import_module(HOMES[kind])
-    own = {name: target_path(target) for name, target in _NAMES[kind].items()}
+    own = {name: _path(target) for name, target in _NAMES[kind].items()}
     outside = {name: " and ".join(p.value.replace(":", ".") for p in points) for name, points in _outside(kind).items()}
     return {**outside, **own}
 
@@ -121,7 +129,9 @@ def lookup(name: str, kind: str | None = None, where: str = "") -> Any:
         known = [n for k in kinds for n in names(k)]
         raise ConfigError(f'{place}no {kind or "class"} is registered as "{name}"{nearest(name, known)}')
     if len(found) > 1:
-        raise ConfigError(f'{place}"{name}" is both {" and ".join("a " + k for k in found)}; give the dotted path')
+        raise ConfigError(
+            f'{place}"{name}" is the name of {" and ".join(f"a registered {k}" for k in found)}; give the dotted path'
+        )
     return _load(name, found[0], place)
 
 
@@ -140,6 +150,6 @@ def _load(name: str, kind: str, place: str) -> Any:
     own = _NAMES[kind].get(name)
     candidates = [target for target in [own, *loaded] if target is not None]
     if any(target is not candidates[0] for target in candidates):
-        paths = " and ".join(f"{t.__module__}.{t.__qualname__}" for t in candidates)
+        paths = " and ".join(map(_path, candidates))
         raise ConfigError(f'{place}{kind} "{name}" is both {paths}; give the dotted path')
     return candidates[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from dufu.config.registry import is_registered, lookup, names
 from dufu.config.renamed import TARGETS
-from dufu.config.trust import is_compiled, is_held, is_trusted, trusted_packages
+from dufu.config.trusted import is_compiled, is_held, is_trusted, trusted_packages
 from dufu.errors import ConfigError, nearest
 
 

@@ -38,13 +38,13 @@ def part(cls: type[T], doc: str) -> T:
 class Dist:
     data_parallel_size: int | None = key(None, "processes that share the global batch; null = all that the other sizes leave")
     tensor_parallel_size: int = key(1, "processes that share each layer's matrices")
-    pipeline_parallel_size: int = key(1, "processes that share the chain of layers")
-    context_parallel_size: int = key(1, "processes that share each sequence")
-    expert_parallel_size: int = key(1, "processes that share the experts of a mixture layer")
+    pipeline_parallel_size: int = key(1, "processes that share the chain of layers (more than 1 is not built)")
+    context_parallel_size: int = key(1, "processes that share each sequence (more than 1 is not built)")
+    expert_parallel_size: int = key(1, "processes that share the experts of a mixture layer (more than 1 is not built)")
     sequence_parallel: bool = key(False, "split norms and dropouts over the tensor-parallel processes by position")
-    pipeline_num_layers: int | None = key(None, "number of layers that the pipeline divides")
-    custom_pipeline_stage_id: list[int] | None = key(None, "the stage of each layer, non-decreasing")
-    pipeline_schedule: str = key("1f1b", "order of forward and backward passes in a pipeline")
+    pipeline_num_layers: int | None = key(None, "number of layers that the pipeline divides (pipelines are not built)")
+    custom_pipeline_stage_id: list[int] | None = key(None, "the stage of each layer, non-decreasing (pipelines are not built)")
+    pipeline_schedule: str = key("1f1b", "order of forward and backward passes in a pipeline (pipelines are not built)")
 
 
 @dataclass
@@ -126,9 +126,13 @@ class Train:
     non_finite: Literal["stop", "skip"] = key("stop", "what a loss or gradient norm that is no number does")
     tensorboard: bool = key(True, "write TensorBoard files")
     deterministic: bool = key(True, "use PyTorch's deterministic algorithms where the device has a choice")
-    rdma_enabled: bool = key(True, "accepted for LiBai's configs; NCCL finds RDMA by itself")
-    nccl_fusion_threshold_mb: int = key(16, "accepted for LiBai's configs; sets the size of gradient buckets on NCCL")
-    nccl_fusion_max_ops: int = key(24, "accepted for LiBai's configs; dufu's buckets go by size")
+    rdma_enabled: bool = key(True, "accepted for LiBai's configs, without effect: NCCL finds RDMA by itself")
+    nccl_fusion_threshold_mb: int = key(
+        16, "accepted for LiBai's configs, without effect: gradients are reduced in pieces of dufu's choice"
+    )
+    nccl_fusion_max_ops: int = key(
+        24, "accepted for LiBai's configs, without effect: gradients are reduced in pieces of dufu's choice"
+    )
     test_micro_batch_size: int = key(32, "samples of one forward pass in evaluation")
     dist: Dist = part(Dist, "layout")
     amp: Amp = part(Amp, "precision")
@@ -144,16 +148,18 @@ class Train:
 @dataclass
 class AutoParallel:
     enabled: bool = key(False, "search a layout (not built)")
-    prune_parallel_strategy_by_user: bool = key(False, "accepted for LiBai's configs")
-    enable_auto_parallel_ignore_user_sbp_config: bool = key(False, "accepted for LiBai's configs")
-    trunk_algo: bool = key(True, "accepted for LiBai's configs")
-    sbp_collector: bool = key(False, "accepted for LiBai's configs")
+    prune_parallel_strategy_by_user: bool = key(False, "accepted for LiBai's configs, without effect: auto parallel is not built")
+    enable_auto_parallel_ignore_user_sbp_config: bool = key(
+        False, "accepted for LiBai's configs, without effect: auto parallel is not built"
+    )
+    trunk_algo: bool = key(True, "accepted for LiBai's configs, without effect: auto parallel is not built")
+    sbp_collector: bool = key(False, "accepted for LiBai's configs, without effect: auto parallel is not built")
 
 
 @dataclass
 class Graph:
     enabled: bool = key(False, "compile the model block by block; needs a C++ compiler on CPU")
-    debug: int = key(-1, "accepted for LiBai's configs")
+    debug: int = key(-1, "accepted for LiBai's configs, without effect: TORCH_LOGS shows what is compiled")
     auto_parallel: AutoParallel = part(AutoParallel, "auto parallel")
 
 
@@ -176,7 +182,9 @@ class Dataloader:
 class Tokenization:
     tokenizer: str = key("bytes", '"bytes", a tokenizer.json, a BERT vocab.txt, or a folder')
     append_eod: bool = key(True, "end each document with the end-of-document token")
-    make_vocab_size_divisible_by: int = key(1, "pad the embedding's rows to a multiple of this")
+    make_vocab_size_divisible_by: int = key(
+        1, "accepted for LiBai's configs, without effect: rows are padded as the layout needs, and never saved"
+    )
     chinese_wwm: bool = key(False, "mark Chinese whole words for masking (needs dufu[chinese])")
     lower_case: bool = key(True, "BERT vocabularies: lower-case and strip accents")
 
