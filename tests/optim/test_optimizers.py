@@ -89,8 +89,9 @@ def test_uncorrected_adamw_counts_its_steps_all_the_same() -> None:
     assert optimizer.state[p]["step"].item() == 4.0
 
 
+@pytest.mark.parametrize("scale", [None, 64.0])
 @pytest.mark.parametrize("correct", [True, False])
-def test_lamb_is_the_papers(correct: bool) -> None:
+def test_lamb_is_the_papers(correct: bool, scale: float | None) -> None:
     weights, grads = weights_and_grads()
     for i, w in enumerate(weights):
         m, v = torch.zeros_like(w), torch.zeros_like(w)
@@ -100,7 +101,7 @@ def test_lamb_is_the_papers(correct: bool) -> None:
             m_hat, v_hat = (m / (1 - 0.8**t), v / (1 - 0.95**t)) if correct else (m, v)
             u = m_hat / (v_hat.sqrt() + 1e-4) + 0.1 * w
             w -= 0.05 * w.norm() / u.norm() * u
-    close(trained(optim.LAMB, do_bias_correction=correct, **ADAM), weights)
+    close(trained(optim.LAMB, scale, do_bias_correction=correct, **ADAM), weights)
 
 
 def test_lamb_moves_a_parameter_of_zeros() -> None:
