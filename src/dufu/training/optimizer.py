@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,10 @@ def build_schedule(config: DictConfig, optimizer: torch.optim.Optimizer) -> Any:
     given = {} if "warmup_iter" in call else {"warmup_iter": math.ceil(train.train_iter * train.warmup_ratio)}
     if "max_iter" not in call:
         given["max_iter"] = train.train_iter
-    with warnings.catch_warnings():
-        if global_rank() > 0:
-            warnings.simplefilter("ignore")  # one process warns for all
-        return instantiate(call, optimizer=optimizer, **given)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        schedule = instantiate(call, optimizer=optimizer, **given)
+    if global_rank() == 0:
+        for warning in caught:
+            print(f"warning: {warning.message}", file=sys.stderr, flush=True)
+    return schedule
