@@ -94,3 +94,12 @@ class Unnamed:
 
     def __init__(self, count: int) -> None:
         self.count = count
+
+
+def _area_from_config(cfg: Any, stretch: int = 1) -> dict[str, int]:
+    return {"width": cfg["side"] * stretch, "height": cfg["side"]}
+
+
+@configurable(from_config=_area_from_config)
+def area(width: int, height: int) -> int:
+    return width * height

@@ -7,10 +7,10 @@ import functools
 import pytest
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from dufu.config import LazyCall, instantiate
+from dufu.config import LazyCall, configurable, instantiate
 from dufu.config.lazy import as_config
 from dufu.errors import ConfigError
-from tests.config.targets import Keeper, Point, Renamed, Sized, Typed, add, fails, make_adder
+from tests.config.targets import Keeper, Point, Renamed, Sized, Typed, add, area, fails, make_adder
 
 
 def test_a_call_is_recorded_and_made_later_with_its_arguments_first() -> None:
@@ -101,6 +101,17 @@ def test_an_init_takes_one_cfg_or_its_arguments() -> None:
     assert (built.size, built.depth) == (4, 6)
     assert instantiate(LazyCall(Renamed)(cfg=dict(width=4))).size == 8
     assert instantiate(LazyCall(Renamed)(size=4)).size == 4
+    assert instantiate(LazyCall(Sized)(cfg=dict(size=LazyCall(add)(a=4, b=1), depth="${.size.b}"))).size == 5
+    with pytest.raises(ConfigError, match=r"targets\.Sized: .*'wide'"):
+        instantiate(LazyCall(Sized)(cfg=dict(size=4, wide=5)))
+
+
+def test_a_function_may_read_a_cfg_and_from_config_may_take_more() -> None:
+    assert area(as_config({"side": 3})) == area(width=3, height=3) == 9
+    assert area(as_config({"side": 3}), stretch=2, height=5) == 30
+    assert instantiate(LazyCall(area)(cfg=dict(side=4))) == 16
+    with pytest.raises(TypeError, match="first parameter is cfg"):
+        configurable(from_config=lambda config: config)
 
 
 def test_what_has_no_importable_name_is_refused_when_it_is_recorded() -> None:

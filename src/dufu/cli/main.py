@@ -27,7 +27,7 @@ for verb in (train.command, evaluate.command, generate.command, preprocess.comma
 
 # Typer carries its own copy of click, whose base of all usage errors it does not export by name.
 _UsageError: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.__name__ == "ClickException")  # type: ignore[assignment]
-_OVERRIDE = re.compile(r"^[+~]{0,2}[A-Za-z_][\w.]*=")
+_OVERRIDE = re.compile(r"^[+~]{0,2}[A-Za-z_][\w.-]*=")
 
 
 def spread(arguments: Sequence[str], options: Sequence[str] = ("--data",)) -> list[str]:

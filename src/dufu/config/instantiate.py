@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from dufu.config.configurable import takes_cfg
+from dufu.config.configurable import reads_cfg_itself, takes_cfg
 from dufu.config.lazy import clear_errors
 from dufu.config.resolve import resolve
 from dufu.config.trusted import is_trusted, trust
@@ -47,6 +47,11 @@ def instantiate(cfg: Any, /, **override: Any) -> Any:
     arguments = {key: instantiate(value) for key, value in items.items()} if recursive else items
     function = resolve(target)
     name = target if isinstance(target, str) else getattr(target, "__qualname__", repr(target))
+    if takes_cfg(function) and not reads_cfg_itself(function) and isinstance(arguments.get("cfg"), (DictConfig, Mapping)):
+        cfg = arguments.pop("cfg")  # its keys are the arguments, so recorded calls among them are built as well
+        with clear_errors():
+            given = {key: cfg[key] for key in cfg}
+        arguments = {**{key: _plain(instantiate(value) if recursive else value) for key, value in given.items()}, **arguments}
     _bind(function, name, arguments)
     try:
         return function(**arguments)
@@ -65,7 +70,7 @@ def instantiate(cfg: Any, /, **override: Any) -> Any:
 def _bind(function: Any, name: str, arguments: dict[str, Any]) -> None:
     """Raise ConfigError when a callable does not take these arguments."""
     if takes_cfg(function) and "cfg" in arguments:
-        return
+        return  # what it holds is for the target's own from_config to read
     try:
         signature = inspect.signature(function)
     except ValueError:
@@ -74,6 +79,10 @@ def _bind(function: Any, name: str, arguments: dict[str, Any]) -> None:
         signature.bind(**arguments)
     except TypeError as error:
         raise ConfigError(f"{name}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if isinstance(value, (DictConfig, ListConfig)) else value
 
 
 def _list(cfg: ListConfig) -> Any:

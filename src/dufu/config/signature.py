@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Union, get_type_hints
 
-from dufu.config.configurable import takes_cfg
+from dufu.config.configurable import reads_cfg_itself, takes_cfg
 
 NO_DEFAULT = inspect.Parameter.empty
 
@@ -57,7 +57,7 @@ class Signature:
 def signature_of(target: Any) -> Signature:
     """Return what a callable accepts by keyword."""
     cfg = takes_cfg(target)
-    free = cfg and hasattr(target, "from_config")
+    free = reads_cfg_itself(target)
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):

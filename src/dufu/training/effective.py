@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, SCMode
 
 from dufu.config.check import check_config
-from dufu.config.lazy import as_config
+from dufu.config.lazy import as_config, clear_errors
 from dufu.config.load import SUFFIXES, LazyConfig, get_config, recipes_folder
 from dufu.config.overrides import apply_overrides, set_over
 from dufu.config.schema import SECTION_NAMES, SECTIONS, to_dict
@@ -79,7 +79,8 @@ def effective_config(
     written = source if isinstance(source, DictConfig) else read_config(source)
     config: Any = as_config({name: to_dict(cls()) for name, cls in SECTIONS.items()})
     # Interpolations stay as they are written, so that they see the defaults and the overrides.
-    values = OmegaConf.to_container(written, resolve=False, structured_config_mode=SCMode.INSTANTIATE)
+    with clear_errors():
+        values = OmegaConf.to_container(written, resolve=False, structured_config_mode=SCMode.INSTANTIATE)
     assert isinstance(values, dict)
     for name, value in values.items():
         set_over(config, name, value)
