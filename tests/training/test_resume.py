@@ -179,3 +179,37 @@ def test_another_optimizer_begins_without_state_where_that_is_allowed(ranks: Ran
     other = [*short, "optim._target_=dufu.optim.Adam"]
     options = {"resume": True, "allow_change": ["optim"]}
     assert ranks(1, run, str(tmp_path), str(text), other, options)[0] == {"step": 3, "finished": True, "metrics": {}}
+
+
+def killed_while_training(folder: str, corpus: str, overrides: list[str], kills: int) -> list[int]:
+    """Kill a training process `kills` times at random moments, each time resuming; return the lines it had written by then."""
+    import os
+    import random
+    import signal
+    import time
+
+    path, chance, seen = Path(folder) / "metrics.jsonl", random.Random(6), []
+    for _ in range(kills):
+        before = path.read_bytes().count(b"\n") if path.exists() else 0
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if run(folder, corpus, overrides, {"resume": True}).get("step") else 1)
+        while os.waitpid(child, os.WNOHANG)[0] == 0:
+            if path.exists() and path.read_bytes().count(b"\n") > before + 2:
+                time.sleep(chance.random() * 0.05)
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                break
+        seen.append(path.read_bytes().count(b"\n"))
+    return seen
+
+
+def test_runs_killed_at_random_moments_read_like_one_undisturbed(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    own = ["train.train_iter=60", "train.checkpointer.period=3", "train.evaluation.eval_period=10", "train.num_accumulation_steps=2",
+           "train.log_period=2"]  # fmt: skip
+    ranks(1, run, str(tmp_path / "whole"), str(corpus), own)
+    seen = ranks(1, killed_while_training, str(tmp_path / "parts"), str(corpus), own, 5)[0]
+    assert seen[0] < 30  # it was killed under way
+    assert ranks(1, run, str(tmp_path / "parts"), str(corpus), own, {"resume": True})[0]["step"] == 60
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")

@@ -78,7 +78,8 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int = 0) -> i
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in [n for n in logging.root.manager.loggerDict if n.startswith("torch.distributed.elastic")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # each has a level of its own; what matters is said by the processes
     with tempfile.TemporaryDirectory(prefix="dufu-launch-", ignore_cleanup_errors=True) as folder:
         os.environ[_SPEAKER] = str(Path(folder) / "error")
         os.environ.setdefault("PYTHONUNBUFFERED", "1")
