@@ -188,3 +188,50 @@ def test_early_stopping_counts_over_a_resume(ranks: Ranks, corpus: Path, tmp_pat
     assert f"stopping (best {valid[best - 1]['loss']:.6g} at step {best})" in (tmp_path / "log.txt").read_text()
     assert ranks(1, run, str(tmp_path), str(corpus), own, {"resume": True})[0]["step"] == best + 3
     assert f"it stopped early at step {best + 3}" in (tmp_path / "log.txt").read_text()
+
+
+def alone(what: str, folder: str) -> str:
+    """Call a function on rank 0 only, while rank 1 goes on to the next step."""
+    from datetime import timedelta
+
+    from dufu.errors import DufuError
+    from dufu.parallel.process import leave
+    from dufu.training.writing import Pieces, Writing
+
+    scores, labels = truth()
+    made, processes = laid_out(Judge)
+    processes.world.patience = timedelta(seconds=1)
+    try:
+        if processes.world.rank == 1:
+            processes.world.sum_(torch.zeros(1))
+        elif what == "evaluate":
+            evaluate(made, Samples(scores, labels), 4, Precision("O0", torch.bfloat16))
+        else:
+            Writing(Path(folder), processes, Pieces(), {}, "").begin()
+    except DufuError as error:
+        return str(error)
+    except RuntimeError as error:
+        return f"rank {processes.world.rank}: {type(error).__name__}"
+    finally:
+        leave()
+    return "went on"
+
+
+@pytest.mark.parametrize("what", ["evaluate", "save"])
+def test_what_all_must_call_fails_soon_when_one_calls_it(what: str, ranks: Ranks, tmp_path: Path) -> None:
+    first, second = ranks(2, alone, what, str(tmp_path / "step_1"))
+    assert "must be called by every process" in first and "Rank" in first
+    assert second == "rank 1: RuntimeError"
+
+
+def test_weights_of_another_run_can_be_the_first_ones(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    ranks(1, run, str(tmp_path / "a"), str(corpus), ["train.train_iter=3"])
+    weights = f"train.load_weight={tmp_path}/a"
+    measured = ranks(1, run, str(tmp_path / "b"), str(corpus), [weights, "train.seed=9"], {"eval_only": True})[0]["metrics"]
+    last = metrics(tmp_path / "a", "valid")[-1]
+    assert {k: last[k] for k in measured} == measured
+    ranks(2, run, str(tmp_path / "c"), str(corpus), [weights, "train.train_iter=1", "optim.lr=0.0"])
+    valid = metrics(tmp_path / "c", "valid")[-1]
+    assert valid["loss"] == pytest.approx(last["loss"], rel=1e-6)
+    error = ranks(1, run, str(tmp_path / "d"), str(corpus), [weights, "model.cfg.hidden_layers=3"])[0]["error"]
+    assert "is of another model: missing layers.2." in error

@@ -192,6 +192,7 @@ def test_a_loss_that_is_no_number_is_shown_and_stops_the_run(ranks: Ranks, text:
         "step 3: the gradient norm is nan; the update was not made. The batch holds samples 16 to 23 of the run"
     )
     assert "train.non_finite=skip" in error
+    assert f"stopped by an error: {error}" in (tmp_path / "stop" / "log.txt").read_text()
     last = metrics(tmp_path / "stop")[-1]
     assert last["step"] == 3 and last["loss"] != last["loss"] and last["skipped"] is True
     assert "NaN" in (tmp_path / "stop" / "metrics.jsonl").read_text()

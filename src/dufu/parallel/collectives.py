@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from dufu.errors import DufuError
 
 Work = Any
 
@@ -21,6 +24,8 @@ class Communicator:
         ranks: global ranks of the members.
         rank: this process's place among them.
     """
+
+    patience = timedelta(seconds=300)  # how long `meet` waits
 
     def __init__(self, name: str, group: Any, ranks: list[int], rank: int) -> None:
         self.name, self.group, self.ranks, self.rank = name, group, ranks, rank
@@ -85,6 +90,21 @@ class Communicator:
         out: list[Any] = [None] * self.size
         dist.all_gather_object(out, value, group=self.group)
         return out
+
+    def meet(self, what: str) -> None:
+        """Wait for all before something that every member must take part in; say who does not, instead of waiting for ever.
+
+        Raises:
+            DufuError: a member has not come within `patience` (gloo only; NCCL has a watchdog of its own).
+        """
+        if self.size == 1 or dist.get_backend(self.group) != "gloo":
+            return
+        try:
+            dist.monitored_barrier(self.group, self.patience, wait_all_ranks=True)
+        except RuntimeError as error:
+            raise DufuError(
+                f"{what} must be called by every process, not by some of them ({str(error).splitlines()[0]})"
+            ) from error
 
     def barrier(self) -> None:
         """Wait for all."""

@@ -86,6 +86,7 @@ def evaluate(
         metrics: further ones, beside the model's own sums.
     """
     model, processes = distributed.model, distributed.processes
+    processes.world.meet("evaluate()")
     totals, measured = Totals(), [_Measured(metric) for metric in metrics]
     was_training = model.training
     model.eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from dufu.config.instantiate import instantiate
 from dufu.config.load import LazyConfig
 from dufu.data.feed import Feed
-from dufu.errors import CheckpointError, ConfigError
+from dufu.errors import CheckpointError, ConfigError, DufuError
 from dufu.models.chain import ChainModel
 from dufu.parallel.build import Distributed, distribute
 from dufu.parallel.launch import speak_for_all
@@ -188,6 +189,10 @@ class _Run:
             )
             if self._anything_left(trainer, sink):
                 trainer.run()
+        except DufuError as error:
+            with suppress(DufuError):  # the log may be what cannot be written
+                sink.note(f"stopped by an error: {error}")
+            raise
         finally:
             sink.close()
         evaluation = next((h for h in hooks if isinstance(h, EvaluationHook)), None)

@@ -21,11 +21,11 @@ class Sink:
     Args:
         folder: the run's folder; None writes nothing.
         tensorboard: whether to write TensorBoard files.
-        console: whether to print; a progress bar only where standard output is a terminal.
     """
 
-    def __init__(self, folder: Path | None, tensorboard: bool = True, console: bool = True) -> None:
-        self.folder, self.console = folder, console and folder is not None
+    def __init__(self, folder: Path | None, tensorboard: bool = True) -> None:
+        self.folder = folder
+        self.console = folder is not None  # whether anyone reads standard output
         self._writer: Any = None
         self._want_writer = tensorboard and folder is not None
         self._purge: int | None = None
@@ -48,12 +48,16 @@ class Sink:
                 f"the run can be resumed from its newest checkpoint"
             ) from error
 
-    def say(self, text: str) -> None:
-        """Print a line and write it to log.txt."""
+    def note(self, text: str) -> None:
+        """Write a line to log.txt."""
         if self._log:
             with self.disk():
                 self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
                 self._log.flush()
+
+    def say(self, text: str) -> None:
+        """Print a line and write it to log.txt."""
+        self.note(text)
         if not self.console:
             return
         try:

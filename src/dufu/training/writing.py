@@ -129,6 +129,7 @@ class Writing:
         Raises:
             CheckpointError: there is no room; on every process.
         """
+        self.processes.world.meet("saving a checkpoint")
         failure = ""
         if self.processes.is_main:
             with contextlib.suppress(FileNotFoundError):
