@@ -188,11 +188,7 @@ class _Run:
                 f"global batch {self.plan.global_batch} ({self.plan.micro} × {self.plan.accumulation} a process), {self.precision.level}"
             )
             if self._anything_left(trainer, sink):
-                trainer.run()
-        except DufuError as error:
-            with suppress(DufuError):  # the log may be what cannot be written
-                sink.note(f"stopped by an error: {error}")
-            raise
+                _run_noting_errors(trainer, sink)
         finally:
             sink.close()
         evaluation = next((h for h in hooks if isinstance(h, EvaluationHook)), None)
@@ -280,6 +276,15 @@ class _Run:
         for name, hook in named(trainer.hooks).items():
             if name in state["hooks"]:
                 hook.load_state_dict(state["hooks"][name])
+
+
+def _run_noting_errors(trainer: Trainer, sink: Sink) -> None:
+    try:
+        trainer.run()
+    except DufuError as error:
+        with suppress(DufuError):  # the log may be what cannot be written
+            sink.note(f"stopped by an error: {error}")
+        raise
 
 
 def _evaluate_only(config: DictConfig, processes: Processes) -> Outcome:
