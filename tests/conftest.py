@@ -8,8 +8,8 @@ import pytest
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the command line does; read when PyTorch is imported
 
-from tests.pool import Ranks  # noqa: E402
-from tests.small import write_corpus  # noqa: E402
+from tests.pool import Ranks
+from tests.small import write_corpus
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dufu.errors import ConfigError
-from dufu.layers.random import derive, keep_mask, keep_scale, stable_hash, threshold
+from dufu.layers.random import counters, derive, keep_mask, keep_scale, stable_hash, threshold
 
 
 class _Masked(torch.autograd.Function):
@@ -53,7 +53,7 @@ class Dropout(nn.Module):
         super().__init__()
         _check("dropout", p)
         self.p = p
-        self.place = stable_hash("place", "")
+        self.place = place_of("")
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         """x (…, F) and keys (…), such as (B, T, F) and (B, T) → the shape of x."""
@@ -75,7 +75,7 @@ class Dropout(nn.Module):
             return probs
         if keys is None:
             return functional.dropout(probs, self.p, True)
-        heads = torch.arange(first_head + 1, first_head + 1 + probs.shape[1], device=probs.device).view(1, -1, 1)
+        heads = counters(first_head + 1, probs.shape[1], probs.device).view(1, -1, 1)
         per_head = derive(derive(keys, self.place).unsqueeze(1), heads)
         return masked(probs, keep_mask(per_head, probs.shape[-1], self.p), keep_scale(self.p))
 
@@ -84,7 +84,7 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
-def drop_path(x: Tensor, p: float, keys: Tensor | None, place: int, scale_by_keep: bool = True) -> Tensor:
+def drop_path(x: Tensor, p: float, keys: Tensor | None, place: int | Tensor, scale_by_keep: bool = True) -> Tensor:
     """Drop whole samples of a residual branch (Huang et al., "Deep networks with stochastic depth", 2016).
 
     Args:
@@ -110,7 +110,7 @@ class DropPath(nn.Module):
         super().__init__()
         _check("drop path", p)
         self.p, self.scale_by_keep = p, scale_by_keep
-        self.place = stable_hash("place", "")
+        self.place = place_of("")
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         """x (B, …) → (B, …)."""
@@ -123,8 +123,16 @@ class DropPath(nn.Module):
         return f"p={self.p}"
 
 
+def place_of(name: str) -> Tensor:
+    """Return the place of a module of that name: a number in a tensor of its own.
+
+    As a Python number it would be a constant of the compiled code, which every layer would then need a copy of.
+    """
+    return torch.tensor(stable_hash("place", name), dtype=torch.int64, device="cpu")
+
+
 def name_places(model: nn.Module) -> None:
     """Give every dropout of a model its place: a hash of its name, the same in every layout and pipeline stage."""
     for name, module in model.named_modules():
         if isinstance(module, (Dropout, DropPath)):
-            module.place = stable_hash("place", name)
+            module.place = place_of(name)

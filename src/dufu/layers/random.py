@@ -50,10 +50,14 @@ def mix_(x: Tensor) -> Tensor:
     return x
 
 
+def counters(first: int, count: int, device: torch.device) -> Tensor:
+    """Return what the numbers `first … first+count-1` add to a stream's key: (count,) int64."""
+    return torch.arange(first, first + count, device=device) * _GOLDEN
+
+
 def words(keys: Tensor, first: int, count: int) -> Tensor:
     """Return words `first … first+count-1` of each stream: keys (…) → (…, count) int64."""
-    counters = torch.arange(first, first + count, device=keys.device) * _GOLDEN
-    return mix_(keys.unsqueeze(-1) + counters)
+    return mix_(keys.unsqueeze(-1) + counters(first, count, keys.device))
 
 
 def token_keys(seed: int, step: int | Tensor, samples: Tensor, positions: Tensor) -> Tensor:
@@ -78,7 +82,7 @@ def token_keys(seed: int, step: int | Tensor, samples: Tensor, positions: Tensor
 
 def derive(keys: Tensor, salt: int | Tensor) -> Tensor:
     """Return new keys for another place, head or purpose."""
-    return mix_(keys + (salt * _GOLDEN if isinstance(salt, Tensor) else salt))
+    return mix_(keys + salt)
 
 
 def threshold(p: float) -> int:
