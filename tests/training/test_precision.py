@@ -204,10 +204,21 @@ def test_a_loss_that_is_no_number_is_shown_and_stops_the_run(ranks: Ranks, text:
     assert "skipped 1" in (tmp_path / "skip" / "log.txt").read_text()
 
 
-def test_compiled_blocks_give_the_same_numbers(ranks: Ranks, text: Path, tmp_path: Path) -> None:
-    short = ["dataloader.split=[1.0]", "train.train_iter=2", "model.cfg.hidden_layers=1", "model.cfg.attention_dropout_prob=0"]
+def run_counting(folder: str, text: str, overrides: list[str]) -> int:
+    """Train on this rank; return how many pieces of code were compiled."""
+    from dufu.compat import compiled_graphs
+
+    before = compiled_graphs()
+    run(folder, text, overrides)
+    return compiled_graphs() - before
+
+
+def test_compiled_blocks_give_the_same_numbers_and_all_layers_share_one(ranks: Ranks, text: Path, tmp_path: Path) -> None:
+    short = ["dataloader.split=[1.0]", "train.train_iter=2", "model.cfg.hidden_layers=10"]  # more than PyTorch would compile anew
+    compiled = {}
     for name in ("false", "true"):
-        ranks(1, run, str(tmp_path / name), str(text), [*short, f"graph.enabled={name}"])
+        compiled[name] = ranks(1, run_counting, str(tmp_path / name), str(text), [*short, f"graph.enabled={name}"])[0]
+    assert compiled == {"false": 0, "true": 1}
     for a, b in zip(metrics(tmp_path / "false"), metrics(tmp_path / "true")):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)  # fused kernels add in another order
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
