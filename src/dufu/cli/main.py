@@ -88,6 +88,10 @@ def main() -> None:
     settle_worker()
     status = run(sys.argv[1:])
     sys.stdout.flush()
+    sys.stderr.flush()
+    if "RANK" in os.environ:
+        # All is written and the groups are left. What PyTorch's threads do while an interpreter ends has aborted finished processes.
+        os._exit(status)
     sys.exit(status)
 
 
