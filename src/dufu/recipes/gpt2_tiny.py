@@ -24,7 +24,8 @@ model = LazyCall("dufu.models.gpt2.GPT2")(
 dataloader.dataset = LazyCall("dufu.data.CausalLMDataset")(sequence_length=None)
 dataloader.split = [0.95, 0.05, 0.0]
 
-optim.lr = 1e-3
+# Larger rates let the head's bias direction pass through zero within the first steps, where the gradient is huge for a step or two.
+optim.lr = 3e-4
 train.output_dir = "./output/gpt2_tiny"
 train.train_micro_batch_size = None
 train.global_batch_size = 16
