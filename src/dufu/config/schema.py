@@ -126,7 +126,7 @@ class Train:
     non_finite: Literal["stop", "skip"] = key("stop", "what a loss or gradient norm that is no number does")
     tensorboard: bool = key(True, "write TensorBoard files")
     deterministic: bool = key(True, "use PyTorch's deterministic algorithms where the device has a choice")
-    rdma_enabled: bool = key(True, "accepted for LiBai's configs, without effect: NCCL finds RDMA by itself")
+    rdma_enabled: bool = key(True, "false tells NCCL to leave InfiniBand alone")
     nccl_fusion_threshold_mb: int = key(
         16, "accepted for LiBai's configs, without effect: gradients are reduced in pieces of dufu's choice"
     )

@@ -71,7 +71,7 @@ def effective_config(
         source: a recipe's name, a file, a run's folder, or a config.
         overrides: `key=value` texts.
         data: files that replace `dataloader.data`.
-        fast_dev_run: 20 steps, evaluation every 10, a line every step.
+        fast_dev_run: 20 steps, evaluation every 10, a line every step, in `fast_dev_run` below the output folder.
 
     Raises:
         ConfigError: an unknown, misplaced or wrongly typed key, or two places that disagree.
@@ -87,6 +87,9 @@ def effective_config(
     apply_overrides(config, [*overrides, *(FAST_DEV_RUN if fast_dev_run else ())])
     if data:
         config.dataloader.data = [str(d) for d in data]
+    if fast_dev_run:  # a trial stays out of the way of the run that it tries
+        config.train.output_dir = str(Path(config.train.output_dir) / "fast_dev_run")
+        config.train.overwrite = True
     complete_optimizer(config)
     checked = check_config(config)
     refuse_disagreement(checked)

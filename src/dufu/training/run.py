@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -107,6 +108,8 @@ def train(
     layout = layout_from_config(config.train, world_size())
     settle_allocator()
     settle_threads(local_processes())
+    if not config.train.rdma_enabled:
+        os.environ.setdefault("NCCL_IB_DISABLE", "1")
     processes = join(layout, choose_device(config.train.input_placement_device))
     try:
         if config.train.deterministic:
