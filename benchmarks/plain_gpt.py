@@ -12,6 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
+from dufu.parallel.process import settle_allocator
+
 
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -50,15 +52,18 @@ class PlainGPT(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
-def build(shape: dict[str, Any], batch: int, bf16: bool, wrap: str = "") -> Callable[[], None]:
+def build(shape: dict[str, Any], batch: int, bf16: bool, wrap: str = "", keep_memory: bool = False) -> Callable[[], None]:
     """Return one training step on random tokens.
 
     Args:
         shape: arguments of PlainGPT.
         batch: samples on each process.
         bf16: autocast.
+        keep_memory: let the C library keep freed memory, as dufu does.
         wrap: "" for one process, "ddp" or "fsdp2" for PyTorch's own data parallelism.
     """
+    if keep_memory:
+        settle_allocator()
     torch.manual_seed(0)
     model: nn.Module = PlainGPT(**shape)
     if wrap:

@@ -27,6 +27,7 @@ def train(rounds: int) -> None:
     """Time a step beside the plain loop, and with PyTorch's dropout in the place of ours."""
     contenders = [
         Contender("plain", plain_gpt.build, (GPT38, 16, True)),
+        Contender("plain, memory kept", plain_gpt.build, (GPT38, 16, True, "", True)),
         Contender("dufu", dufu_gpt.build, (GPT38, 16, True)),
         Contender("dufu, PyTorch's dropout", dufu_gpt.build, (GPT38, 16, True, (), True)),
         Contender("plain, no dropout", plain_gpt.build, ({**GPT38, "dropout": 0.0}, 16, True)),
@@ -38,6 +39,11 @@ def train(rounds: int) -> None:
         "A step of the 38 M GPT, micro-batch 16 × 128, bf16 O1, 2 threads",
         [
             ("dufu / plain loop", f"{ratio(found, 'dufu', 'plain'):.3f}", f"{times['dufu']} against {times['plain']}"),
+            (
+                "dufu / plain loop with memory kept",
+                f"{ratio(found, 'dufu', 'plain, memory kept'):.3f}",
+                times["plain, memory kept"],
+            ),
             (
                 "dufu / plain loop, no dropout",
                 f"{ratio(found, 'dufu, no dropout', 'plain, no dropout'):.3f}",
