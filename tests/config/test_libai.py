@@ -49,7 +49,7 @@ DEFAULTS = {
 DIFFERENT = {
     "train.train_micro_batch_size": None, "train.dist.data_parallel_size": None, "train.input_placement_device": None,
     "train.zero_optimization.stage": None, "train.evaluation.evaluator": None, "train.evaluation.eval_metric": "loss",
-    "train.evaluation.eval_mode": "min", "graph.enabled": False,
+    "train.evaluation.eval_mode": None, "graph.enabled": False,
 }  # fmt: skip
 # Keys of that table that mean nothing here.
 GONE = (

@@ -36,14 +36,17 @@ def command(
     from dufu.training.data import build_dataset
     from dufu.training.evaluation import evaluate
     from dufu.training.load import load
+    from dufu.training.metrics import build_metrics
 
     loaded = load(folder, overrides or [])
     if data:
         loaded.config.dataloader.valid_data = list(data)
     dataset = build_dataset(loaded.config, loaded.tokenizer, "valid" if data else split, loaded.processes)
-    found = evaluate(loaded.distributed, dataset, loaded.config.train.test_micro_batch_size, loaded.precision)
+    settings, micro = loaded.config.train.evaluation, loaded.config.train.test_micro_batch_size
+    limit, metrics = int(settings.eval_iter) * micro, build_metrics(settings.evaluator)
+    found = evaluate(loaded.distributed, dataset, micro, loaded.precision, limit, metrics)
     if loaded.processes.is_main:
-        record = {"step": loaded.step, "split": "data" if data else split, "samples": len(dataset), **found}
+        record = {"step": loaded.step, "split": "data" if data else split, "samples": min(limit, len(dataset)), **found}
         print(
             json.dumps(record)
             if json_lines

@@ -88,7 +88,7 @@ class Evaluation:
     eval_after_n_epoch: int | None = key(None, "epochs between evaluations; sets the period")
     eval_iter: int = key(100000, "most micro-batches in one evaluation")
     eval_metric: str = key("loss", "the metric that decides which checkpoint is best")
-    eval_mode: Literal["min", "max"] = key("min", "whether a smaller or a larger metric is better")
+    eval_mode: Literal["min", "max"] | None = key(None, "whether a smaller or a larger metric is better; null = by its name")
 
 
 @dataclass

@@ -19,7 +19,7 @@ class Decoding:
     """How text is decoded.
 
     Args:
-        max_new_tokens: most tokens after the prompt; None = 64, or as many as the model's positions leave room for.
+        max_new_tokens: most tokens after the prompt; None = 64, or as many as the model's positions leave that prompt.
         min_new_tokens: no end token before this many.
         max_length: most tokens in all; None = the model's positions.
         temperature: scores are divided by it; 0 = greedy.
@@ -58,24 +58,53 @@ class Decoding:
             raise ConfigError(f"min_new_tokens={self.min_new_tokens} exceeds max_new_tokens={self.max_new_tokens}")
 
 
-def room(decoding: Decoding, model: ChainModel, longest: int) -> int:
-    """Return how many tokens may follow the longest prompt.
+def room(decoding: Decoding, model: ChainModel, length: int) -> int:
+    """Return how many tokens may follow a prompt of `length` tokens, whatever else is decoded beside it.
 
     Raises:
         ConfigError: the prompt, or the prompt with the tokens asked for, does not fit; the message names the numbers.
     """
     positions = getattr(model, "max_seq_length", None)
     limit = min(n for n in (positions, decoding.max_length, 1 << 30) if n is not None)
-    if longest >= limit:
-        raise ConfigError(f"the prompt has {longest} tokens, but at most {limit - 1} leave room for a new one")
-    if decoding.max_new_tokens is None:
-        return min(64, limit - longest)
-    if longest + decoding.max_new_tokens > limit:
+    if length >= limit:
+        raise ConfigError(f"the prompt has {length} tokens, but at most {limit - 1} leave room for a new one")
+    count = decoding.max_new_tokens or min(64, limit - length)
+    if length + count > limit:
         raise ConfigError(
-            f"a prompt of {longest} tokens and max_new_tokens={decoding.max_new_tokens} exceed the {limit} positions; "
-            f"at most {limit - longest} new tokens fit"
+            f"a prompt of {length} tokens and max_new_tokens={decoding.max_new_tokens} exceed the {limit} positions; "
+            f"at most {limit - length} new tokens fit"
         )
-    return decoding.max_new_tokens
+    if decoding.min_new_tokens > count:
+        raise ConfigError(f"min_new_tokens={decoding.min_new_tokens}, but after a prompt of {length} tokens come at most {count}")
+    return count
+
+
+@dataclass
+class _Rows:
+    """The rows that have not ended, padded on the left to a common width."""
+
+    number: Tensor  # (B,) place in the caller's list
+    tokens: Tensor  # (B, S)
+    real: Tensor  # (B, S) bool, false for padding
+    keys: Tensor  # (B,) random streams
+    limits: Tensor  # (B,) most new tokens
+    caches: list[KeyValueCache] | None
+
+    def append(self, chosen: Tensor) -> None:
+        """Add a token to each row."""
+        self.tokens = torch.cat((self.tokens, chosen.unsqueeze(1)), 1)
+        self.real = torch.cat((self.real, torch.ones_like(self.real[:, :1])), 1)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop the other rows, and the columns that then only pad."""
+        if bool(rows.all()) or not bool(rows.any()):
+            return
+        first = int(self.real[rows].any(0).int().argmax())
+        self.number, self.keys, self.limits = self.number[rows], self.keys[rows], self.limits[rows]
+        self.tokens, self.real = self.tokens[rows, first:], self.real[rows, first:]
+        for cache in self.caches or ():
+            if cache.keys is not None and cache.values is not None:
+                cache.keys, cache.values = cache.keys[rows, :, first:], cache.values[rows, :, first:]
 
 
 @torch.no_grad()
@@ -86,6 +115,7 @@ def decode(
     device: torch.device,
     on_token: Callable[[list[int]], None] | None = None,
     repeats: Sequence[int] | None = None,
+    vocabulary: int | None = None,
 ) -> list[list[int]]:
     """Continue each prompt.
 
@@ -98,6 +128,7 @@ def decode(
         device: where the model lies.
         on_token: called with each step's tokens, -1 for ended rows.
         repeats: how often each prompt came before, so that equal prompts are sampled differently; None = never.
+        vocabulary: only the first so many tokens may be chosen; None = all that the model scores.
 
     Returns:
         The new tokens of each row, without the end token.
@@ -106,52 +137,66 @@ def decode(
         raise ConfigError("a prompt has no tokens; give at least one character")
     if not prompts:
         return []
+    rows = _start(model, prompts, decoding, device, repeats or [0] * len(prompts))
+    ends = torch.tensor(decoding.end_tokens, dtype=torch.int64, device=device)
+    found: list[list[int]] = [[] for _ in prompts]
+    for step in range(int(rows.limits.max())):
+        scores = _scores(model, rows, step)
+        if vocabulary is not None:
+            scores[:, vocabulary:] = float("-inf")
+        chosen = _choose(scores, rows, decoding, step, ends)
+        ended = torch.isin(chosen, ends)
+        shown = [-1] * len(prompts)
+        for number, token, over in zip(rows.number.tolist(), chosen.tolist(), ended.tolist()):
+            if not over:
+                found[number].append(token)
+                shown[number] = token
+        if on_token:
+            on_token(shown)
+        going = ~ended & (rows.limits > step + 1)
+        if not bool(going.any()):
+            break
+        rows.append(chosen)
+        rows.keep(going)
+    return found
+
+
+def _start(
+    model: ChainModel, prompts: Sequence[Sequence[int]], decoding: Decoding, device: torch.device, repeats: Sequence[int]
+) -> _Rows:
     longest = max(map(len, prompts))
-    count = room(decoding, model, longest)
     tokens = torch.zeros(len(prompts), longest, dtype=torch.int64, device=device)
     real = torch.zeros(len(prompts), longest, dtype=torch.bool, device=device)
     for row, prompt in enumerate(prompts):
         tokens[row, longest - len(prompt) :] = torch.tensor(prompt, device=device)
         real[row, longest - len(prompt) :] = True
-    keys = row_keys(decoding.seed, prompts, repeats or [0] * len(prompts), device)
-    caches = [KeyValueCache() for _ in range(len(model.units()) - 2)] if decoding.use_cache else None
-    ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-    ends = torch.tensor(decoding.end_tokens, dtype=torch.int64, device=device)
-    rows: list[list[int]] = [[] for _ in prompts]
-    for step in range(count):
-        scores = _scores(model, tokens, real, caches, step)
-        chosen = _choose(scores, tokens, real, decoding, keys, step, ends)
-        ended |= torch.isin(chosen, ends)
-        shown = torch.where(ended, -1, chosen).tolist()
-        for row, token in enumerate(shown):
-            if token >= 0:
-                rows[row].append(token)
-        if on_token:
-            on_token(shown)
-        if bool(ended.all()):
-            break
-        tokens = torch.cat((tokens, chosen.unsqueeze(1)), 1)
-        real = torch.cat((real, torch.ones_like(real[:, :1])), 1)
-    return rows
+    return _Rows(
+        number=torch.arange(len(prompts), device=device),
+        tokens=tokens,
+        real=real,
+        keys=row_keys(decoding.seed, prompts, repeats, device),
+        limits=torch.tensor([room(decoding, model, len(prompt)) for prompt in prompts], device=device),
+        caches=[KeyValueCache() for _ in range(len(model.units()) - 2)] if decoding.use_cache else None,
+    )
 
 
-def _scores(model: ChainModel, tokens: Tensor, real: Tensor, caches: list[KeyValueCache] | None, step: int) -> Tensor:
+def _scores(model: ChainModel, rows: _Rows, step: int) -> Tensor:
     """Return the scores after the last token: (B, V) float32."""
-    positions = (real.long().cumsum(1) - 1).clamp(min=0)
-    new = 1 if caches is not None and step > 0 else tokens.shape[1]
-    padding = None if bool(real.all()) else real
-    batch = Batch(tokens[:, -new:], positions=positions[:, -new:], padding=padding, caches=caches, last_only=True)
+    positions = (rows.real.long().cumsum(1) - 1).clamp(min=0)
+    new = 1 if rows.caches is not None and step > 0 else rows.tokens.shape[1]
+    padding = None if bool(rows.real.all()) else rows.real
+    batch = Batch(rows.tokens[:, -new:], positions=positions[:, -new:], padding=padding, caches=rows.caches, last_only=True)
     scores: Tensor = model(batch)
     return scores[:, -1].float()
 
 
-def _choose(scores: Tensor, tokens: Tensor, real: Tensor, decoding: Decoding, keys: Tensor, step: int, ends: Tensor) -> Tensor:
+def _choose(scores: Tensor, rows: _Rows, decoding: Decoding, step: int, ends: Tensor) -> Tensor:
     """Return the next token of each row."""
-    scores = penalise_repetition(scores, tokens, real, decoding.repetition_penalty)
+    scores = penalise_repetition(scores, rows.tokens, rows.real, decoding.repetition_penalty)
     if step < decoding.min_new_tokens and len(ends):
         scores = scores.index_fill(1, ends, float("-inf"))
     # Below the smallest temperature that float32 scores survive, sampling and greedy are the same.
     if decoding.temperature < 1e-6:
         return scores.argmax(-1)
     scores = keep_top_p(keep_top_k(scores / decoding.temperature, decoding.top_k), decoding.top_p)
-    return draw(scores, keys, step)
+    return draw(scores, rows.keys, step)

@@ -62,8 +62,10 @@ class TextGenerationPipeline:
         for text, ids in zip(texts, encoded):
             if not ids:
                 raise ConfigError(f"prompt {text!r} has no tokens; give at least one character")
-        data = self.loaded.processes.data
+        data, layout = self.loaded.processes.data, self.loaded.processes.layout
         mine = np.array_split(np.arange(len(texts)), data.size)[data.rank].tolist()
+        if layout.zero_stage == 3:
+            mine = list(range(len(texts)))  # each forward gathers weights, so all processes make the same ones
         # Rows of one length need no padding; results go back to their places.
         order = sorted(mine, key=lambda i: len(encoded[i]))
         repeats = _numbered(encoded)
@@ -78,6 +80,7 @@ class TextGenerationPipeline:
                 self.loaded.processes.device,
                 on_token=stream,
                 repeats=[repeats[i] for i in chosen],
+                vocabulary=tokenizer.vocab_size,
             )
             found.update(zip(chosen, rows))
         for part in data.objects(found):
@@ -91,6 +94,10 @@ class TextGenerationPipeline:
             if name not in known:
                 raise ConfigError(f"no decoding setting is called {name}{nearest(name, known)}")
         decoding = Decoding(**settings)
+        size = self.loaded.tokenizer.vocab_size
+        for token in decoding.end_tokens:
+            if not 0 <= token < size:
+                raise ConfigError(f"end_tokens={token}: the tokenizer's tokens are 0 to {size - 1}")
         if not decoding.end_tokens and self.loaded.tokenizer.has("eod"):
             decoding = replace(decoding, end_tokens=(self.loaded.tokenizer.eod,))
         return decoding

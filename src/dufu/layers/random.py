@@ -52,7 +52,8 @@ def mix_(x: Tensor) -> Tensor:
 
 def counters(first: int, count: int, device: torch.device) -> Tensor:
     """Return what the numbers `first … first+count-1` add to a stream's key: (count,) int64."""
-    return torch.arange(first, first + count, device=device) * _GOLDEN
+    # The first one's product wraps here: a compiler that folds it into a constant would leave 64 bits.
+    return torch.arange(count, device=device) * _GOLDEN + _signed(first * _GOLDEN)
 
 
 def words(keys: Tensor, first: int, count: int) -> Tensor:

@@ -30,6 +30,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         defaults: the settings of groups that do not give their own.
     """
 
+    elementwise = True  # any layout may cut its parameters anywhere
     grad_scale: Tensor | None = None
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:

@@ -71,6 +71,9 @@ def distribute(
     if lost:
         raise DufuError(f"{lost[0]}: a buffer made on the meta device has no values; compute it in forward, or on the CPU")
     options = {p: {k: v for k, v in group.items() if k != "params"} for group in make_groups(model) for p in group["params"]}
+    left_out = [i.name for i in infos if i.parameter.requires_grad and options and i.parameter not in options]
+    if left_out:
+        raise DufuError(f"optim.params: no group holds {', '.join(left_out[:5])}; give them a group, or freeze them")
     store: ParameterStore
     if layout.zero_stage and layout.data > 1:
         store = ShardedParameters(

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -51,11 +52,35 @@ def choose_device(name: str | None) -> torch.device:
     if kind.split(":")[0] == "cpu":
         return torch.device("cpu")
     module = getattr(torch, kind.split(":")[0], None)
-    if module is None or not module.is_available():
+    if not getattr(module, "is_available", bool)():
         raise LayoutError(f"train.input_placement_device={kind}: PyTorch finds no such device here; available: cpu")
+    assert module is not None
     device = torch.device(kind if ":" in kind else f"{kind}:{int(os.environ.get('LOCAL_RANK', 0)) % module.device_count()}")
     module.set_device(device)
     return device
+
+
+@dataclass
+class _Meeting:
+    """Where this process meets the others: kept, because a second group must neither meet at a place that is closing nor read the
+    first one's addresses there."""
+
+    key: tuple[str, ...] = ()
+    place: tuple[Any, int, int] | None = None  # the store, this process's rank, the number of processes
+    joins: int = 0
+
+
+_meeting = _Meeting()
+
+
+def _meeting_place(timeout: timedelta) -> tuple[Any, int, int]:
+    """Return the launcher's store, this process's rank and the number of processes; the same as long as the launch is."""
+    key = tuple(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"))
+    if _meeting.place is None or _meeting.key != key:
+        _meeting.key, _meeting.joins = key, 0
+        _meeting.place = next(dist.rendezvous("env://", timeout=timeout))
+    _meeting.joins += 1
+    return _meeting.place
 
 
 def world_size() -> int:
@@ -79,8 +104,10 @@ def join(layout: ParallelLayout, device: torch.device, timeout_seconds: float = 
         return Processes(layout, alone("world"), alone("data"), alone("tensor"), device)
     timeout = timedelta(seconds=timeout_seconds)
     if not dist.is_initialized():
+        store, number, size = _meeting_place(timeout)
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timeout)
+        own = dist.PrefixStore(f"dufu-join-{_meeting.joins}", store)
+        dist.init_process_group(backend, store=own, rank=number, world_size=size, timeout=timeout)
     rank = dist.get_rank()
 
     def communicator(name: str, groups: list[list[int]]) -> Communicator:

@@ -97,7 +97,9 @@ class WholeParameters:
         for info in infos:
             tensor = info.parameter
             if self.master:
-                tensor = nn.Parameter(info.parameter.detach().clone(), requires_grad=info.parameter.requires_grad)
+                # A frozen parameter needs no float32 copy: what the model computes with is the value itself.
+                if info.parameter.requires_grad:
+                    tensor = nn.Parameter(info.parameter.detach().clone())
                 info.parameter.data = info.parameter.data.to(compute_dtype)
             piece = Piece(info, info.region, 0, info.parameter.numel())
             entry = Entry(tensor, [piece], options.get(info.parameter, {}), info.divided, unsharded=True)

@@ -64,9 +64,11 @@ class Averages(Hook):
         store.publish()
         try:
             yield
-        finally:
-            torch._foreach_copy_(weights, kept)
-            store.publish()
+        except BaseException:
+            torch._foreach_copy_(weights, kept)  # without a message: after an error the other processes may be anywhere
+            raise
+        torch._foreach_copy_(weights, kept)
+        store.publish()
 
 
 def averages_of(trainer: Trainer) -> Averages | None:

@@ -115,16 +115,19 @@ def scored_pairs(model: Any, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
     """Return (scores (N, C), labels (N,)) of what each objective scores in a batch.
 
     A model whose forward without labels returns a dict names its scores by objective; the labels are then in `batch.extra` under
-    `OBJECTIVE_labels`, or else the batch's own.
+    `OBJECTIVE_labels`, or else the batch's own, or the only ones there are.
 
     Raises:
         ConfigError: scores and labels do not belong together.
     """
-    scores = model(replace(batch, labels=None))
+    hidden = {name: value for name, value in batch.extra.items() if not name.endswith("labels")}
+    scores = model(replace(batch, labels=None, extra=hidden))
     named: dict[str, Tensor] = scores if isinstance(scores, dict) else {next(iter(model.objectives)): scores}
     pairs = {}
     for name, value in named.items():
-        labels = batch.extra.get(f"{name}_labels", batch.labels)
+        own = [value for key, value in batch.extra.items() if key.endswith("labels")]
+        only = own[0] if batch.labels is None and len(own) == 1 else batch.labels
+        labels = batch.extra.get(f"{name}_labels", only)
         if labels is None or value.shape[: labels.dim()] != labels.shape:
             shape = None if labels is None else tuple(labels.shape)
             raise ConfigError(f"train.evaluation.evaluator: scores {tuple(value.shape)} of {name} do not fit labels {shape}")

@@ -37,8 +37,23 @@ def build_optimizer(config: DictConfig, distributed: Distributed) -> tuple[torch
     optimizer: torch.optim.Optimizer = instantiate(config.optim, params=groups)
     for name in sorted({key for group in groups for key in group} - {"params", *optimizer.defaults}):
         raise ConfigError(f"optim.params: {type(optimizer).__name__} has no setting {name}{nearest(name, optimizer.defaults)}")
+    if not isinstance(optimizer, WholeParameterOptimizer) and not is_elementwise(optimizer):
+        raise ConfigError(
+            f"optim._target_={type(optimizer).__name__}: it treats a parameter as a whole, which a layout may cut; take dufu's own "
+            f"(adamw, adam, sgd, lamb, adafactor), or let the class declare `elementwise = True` where each element goes its own way"
+        )
     bind(optimizer, distributed)
     return optimizer, float(limit), float(norm_type)
+
+
+# PyTorch's optimizers in which each element of a parameter goes its own way, so that any layout may cut it anywhere.
+_ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+
+
+def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether an optimizer treats each element by itself: PyTorch's own that do, and what derives from them or declares it."""
+    known = tuple(getattr(torch.optim, name) for name in _ELEMENTWISE)
+    return isinstance(optimizer, known) or bool(getattr(optimizer, "elementwise", False))
 
 
 def bind(optimizer: torch.optim.Optimizer, distributed: Distributed) -> None:

@@ -112,7 +112,9 @@ class MetricsHook(Hook):
         return float(record["loss"]) if sums["tokens"] else 0.0
 
     def after_train(self, trainer: Trainer) -> None:
-        """See Hook."""
+        """Report the rest of a period that early stopping cut short: no more steps will follow."""
+        if trainer.finished and self._steps:
+            self._report(trainer)
         self.sink.stop_progress()
 
     def state_dict(self) -> dict[str, Any]:
@@ -139,6 +141,11 @@ def _blame(trainer: Trainer) -> str:
     )
 
 
+def better_when(metric: str) -> str:
+    """Return "min" for losses and perplexities, "max" for all other metrics."""
+    return "min" if metric.lower().endswith(("loss", "perplexity", "ppl")) else "max"
+
+
 class EvaluationHook(Hook):
     """Evaluates every period and at the end, and keeps the best value.
 
@@ -157,7 +164,7 @@ class EvaluationHook(Hook):
     ) -> None:
         self.sink, self.dataset, self.micro, self.precision, self.metrics = sink, dataset, micro, precision, metrics
         self.period, self.limit = int(settings.eval_period), int(settings.eval_iter) * micro
-        self.metric, self.mode = settings.eval_metric, settings.eval_mode
+        self.metric, self.mode = settings.eval_metric, settings.eval_mode or better_when(settings.eval_metric)
         self.patience, self.min_delta = stopping.patience, float(stopping.min_delta)
         self.best: float | None = None
         self.best_step = 0

@@ -44,7 +44,7 @@ from dufu.training.checkpoint import (
 )
 from dufu.training.data import build_dataset, complete_model_config, save_tokenizer, tokenizer_from_config
 from dufu.training.effective import effective_config, refuse_unbuilt, seconds
-from dufu.training.evaluation import evaluate
+from dufu.training.evaluation import check_metric_name, evaluate
 from dufu.training.files import write_text
 from dufu.training.folder import RunFolder
 from dufu.training.hooks import Hook, named
@@ -176,7 +176,10 @@ class _Run:
         scaler = LossScaler(train.amp) if self.precision.scaled else None
         step = TrainStep(distributed, optimizer, schedule, self.precision, scaler, limit, norm_type)
         batches = TrainingBatches(feed, self.plan, processes.data.rank, processes.data.size, train.seed, processes.device)
-        self.folder.prepare()
+        self._check_evaluation(valid, distributed)
+        if self.reader is None and train.load_weight:
+            load_weights(CheckpointReader(find_checkpoint(train.load_weight)), distributed.store)
+        self.folder.prepare()  # from here on the folder changes: every mistake that can be found has been
         sink = Sink(self.folder.path if processes.is_main else None, train.tensorboard)
         try:
             hooks = self._hooks(sink, valid, feed, scaler, extra)
@@ -190,12 +193,25 @@ class _Run:
                 f"{processes.layout}: {sum(math.prod(i.shape) for i in distributed.infos):,} parameters, {len(dataset):,} samples, "
                 f"global batch {self.plan.global_batch} ({self.plan.micro} × {self.plan.accumulation} a process), {self.precision.level}"
             )
+            if train.evaluation.enabled and valid is None:
+                sink.say("the validation split is empty; nothing is evaluated")
             if self._anything_left(trainer, sink):
                 _run_noting_errors(trainer, sink)
         finally:
             sink.close()
         evaluation = next((h for h in hooks if isinstance(h, EvaluationHook)), None)
         return Outcome(trainer.step, trainer.finished, evaluation.last if evaluation else {}, trainer.signal, self.folder.path)
+
+    def _check_evaluation(self, valid: Any, distributed: Distributed) -> None:
+        """Raise where the settings of evaluation, early stopping or averaging cannot be met."""
+        train = self.config.train
+        if train.ema.enabled:
+            Averages(train.ema.decay)
+        if train.evaluation.enabled and valid is not None:
+            check_metric_name(train.evaluation.eval_metric, distributed.model.objectives, self.metrics)
+        elif train.early_stopping.patience is not None:
+            why = "the validation split is empty" if train.evaluation.enabled else "train.evaluation.enabled=false"
+            raise ConfigError(f"train.early_stopping.patience={train.early_stopping.patience}, but nothing is evaluated: {why}")
 
     def _hooks(self, sink: Sink, valid: Any, feed: Feed, scaler: LossScaler | None, extra: Sequence[Hook]) -> list[Hook]:
         """Return the hooks in their order: numbers first, the checkpoint when all others have seen the step, the picture last."""
@@ -246,14 +262,11 @@ class _Run:
 
     def _first_state(self, trainer: Trainer, sink: Sink) -> None:
         """Take over everything that a checkpoint holds, or begin anew."""
-        store, weights = trainer.train_step.distributed.store, self.config.train.load_weight
         if self.reader is not None:
             self._restore(self.reader, trainer)
             sink.resume_at(trainer.step)
             sink.say(f"resumed at step {trainer.step} from {self.reader.folder} (written as {self.reader.state['layout']})")
             return
-        if weights:
-            load_weights(CheckpointReader(find_checkpoint(weights)), store)
         if self.folder.resume:
             sink.resume_at(0)
             sink.say(f"{self.folder.path} holds no checkpoint to resume from; starting from the beginning")
