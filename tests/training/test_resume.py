@@ -157,7 +157,7 @@ def test_what_would_change_the_numbers_is_refused_by_name(ranks: Ranks, text: Pa
         assert sorted((p, p.stat().st_mtime_ns) for p in Path(folder).rglob("*")) == state  # refusing touches nothing
         return str(answer["error"])
 
-    assert "optim.lr was 0.001, is now 0.5" in refused(["optim.lr=0.5"])
+    assert "optim.lr was 0.0003, is now 0.5" in refused(["optim.lr=0.5"])
     assert "train.global_batch_size was 8, is now 4" in refused(["train.global_batch_size=4"])
     assert "model.cfg.hidden_layers was 2, is now 3" in refused(["model.cfg.hidden_layers=3"])
     assert "train.seed was 1234, is now 5" in refused(["train.seed=5"])

@@ -113,7 +113,7 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int = 0) -> i
 
 def _report_killed(failures: Sequence[tuple[int, int]]) -> None:
     """Name the process that a signal ended without a word of its own, such as one that used too much memory."""
-    rank, code = failures[0]
-    if code < 0 and -code not in (signal.SIGINT, signal.SIGTERM):
-        hint = " (the system kills so when memory is short)" if -code == signal.SIGKILL else ""
-        print(f"process {rank} was ended by {signal.Signals(-code).name}{hint}", file=sys.stderr, flush=True)
+    for rank, code in failures:  # its peers, which only lost their connection, may have ended in the same moment
+        if code < 0 and -code not in (signal.SIGINT, signal.SIGTERM):
+            hint = " (the system kills so when memory is short)" if -code == signal.SIGKILL else ""
+            print(f"process {rank} was ended by {signal.Signals(-code).name}{hint}", file=sys.stderr, flush=True)
