@@ -119,6 +119,28 @@ def test_filters_keep_what_they_say() -> None:
     assert keep_top_p(scores, 1.0).isfinite().all()
 
 
+def test_without_a_limit_each_row_has_the_room_of_its_own_prompt(pipeline: TextGenerationPipeline) -> None:
+    prompts = ["x", "The value of the exp"]
+    for use_cache in (True, False):
+        together = [r.tokens for r in pipeline(prompts, use_cache=use_cache, end_tokens=(260,))]
+        assert together == [pipeline(p, end_tokens=(260,))[0].tokens for p in prompts]
+        assert [len(t) for t in together] == [23, 4]  # of 24 positions
+
+
+def test_sharded_weights_generate_the_same(pipeline: TextGenerationPipeline, run: Path, ranks: Ranks) -> None:
+    zero3 = ["train.zero_optimization.enabled=true", "train.zero_optimization.stage=3"]
+    prompts = [*PROMPTS, "one more"]
+    expected = [r.tokens for r in pipeline(prompts, **SAMPLED)]
+    assert ranks(2, sharded, str(run), zero3, prompts) == [expected, expected]
+
+
+def sharded(run: str, overrides: list[str], prompts: list[str]) -> list[list[int]]:
+    pipeline = TextGenerationPipeline(run, overrides)
+    store = pipeline.loaded.distributed.store
+    assert store.sharded and not any(flat.resident for flat in store.flats)
+    return [r.tokens for r in pipeline(prompts, **SAMPLED)]
+
+
 def test_draws_follow_the_probabilities() -> None:
     probabilities = torch.tensor([0.6, 0.3, 0.1])
     keys = row_keys(1, [[n] for n in range(20000)], [0] * 20000, torch.device("cpu"))
@@ -133,6 +155,8 @@ def test_draws_follow_the_probabilities() -> None:
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"temperature": -1.0}, "temperature=-1.0"),
         ({"temprature": 1.0}, 'did you mean "temperature"'),
+        ({"end_tokens": (99999,)}, "end_tokens=99999"),
+        ({"min_new_tokens": 50}, "min_new_tokens=50"),
     ],
 )
 def test_bad_settings_are_one_clear_error(pipeline: TextGenerationPipeline, settings: dict[str, Any], message: str) -> None:

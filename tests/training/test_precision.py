@@ -222,3 +222,11 @@ def test_compiled_blocks_give_the_same_numbers_and_all_layers_share_one(ranks: R
     for a, b in zip(metrics(tmp_path / "false"), metrics(tmp_path / "true")):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)  # fused kernels add in another order
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
+
+
+def test_compiled_blocks_may_be_split(ranks: Ranks, text: Path, tmp_path: Path) -> None:
+    short = ["dataloader.split=[1.0]", "train.train_iter=2", "model.cfg.hidden_layers=2", "train.dist.tensor_parallel_size=2"]
+    for name in ("false", "true"):
+        ranks(2, run, str(tmp_path / name), str(text), [*short, f"graph.enabled={name}"])
+    for a, b in zip(metrics(tmp_path / "false"), metrics(tmp_path / "true")):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)

@@ -23,6 +23,8 @@ def _signed(value: int) -> int:
 _MULTIPLY_1 = _signed(0xBF58476D1CE4E5B9)
 _MULTIPLY_2 = _signed(0x94D049BB133111EB)
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
+# As a tensor, so that a compiler cannot fold its multiples into constants, which would leave 64 bits instead of wrapping.
+_GOLDEN_TENSOR = torch.tensor(_GOLDEN, dtype=torch.int64, device="cpu")
 _LANES = 4  # 16-bit decisions in one 64-bit word
 
 
@@ -52,8 +54,7 @@ def mix_(x: Tensor) -> Tensor:
 
 def counters(first: int, count: int, device: torch.device) -> Tensor:
     """Return what the numbers `first … first+count-1` add to a stream's key: (count,) int64."""
-    # The first one's product wraps here: a compiler that folds it into a constant would leave 64 bits.
-    return torch.arange(count, device=device) * _GOLDEN + _signed(first * _GOLDEN)
+    return torch.arange(first, first + count, device=device) * _GOLDEN_TENSOR
 
 
 def words(keys: Tensor, first: int, count: int) -> Tensor:
