@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from dufu.parallel import faults
 from dufu.parallel.collectives import Communicator
+from dufu.parallel.order import GradientOrder
 from dufu.parallel.parameters import Entry, ParameterInfo, Piece, fill, give_memory
-from dufu.parallel.store import Options, _ready_in_order
+from dufu.parallel.store import Options
 
 
 class FlatShard:
@@ -151,22 +152,9 @@ class ShardedParameters:
         self.entries = [flat.entry for flat in self.flats if flat.trained]
         self.frozen = [flat.entry for flat in self.flats if not flat.trained]
         self._trained = [flat for flat in self.flats if flat.trained]
-        self._mark: Callable[[int], None] | None = None
-        self._left: list[int] = []
-        for number, flat in enumerate(self._trained):
-            for info in flat.infos:
-                info.parameter.register_post_accumulate_grad_hook(self._hook(number))
+        self._order = GradientOrder([[i.parameter for i in flat.infos] for flat in self._trained], self._reduce)
         if stage == 3:
             self._install(units)
-
-    def _hook(self, number: int) -> Callable[[Tensor], None]:
-        def hook(parameter: Tensor) -> None:
-            if self._mark is not None:
-                self._left[number] -= 1
-                if self._left[number] == 0:
-                    self._mark(number)
-
-        return hook
 
     def _install(self, units: dict[str, nn.Module]) -> None:
         last = list(units)[-1]
@@ -179,8 +167,7 @@ class ShardedParameters:
     def start_micro_batch(self, last: bool) -> None:
         """See ParameterStore."""
         if self.stage > 1 or last:
-            self._left = [len(flat.infos) for flat in self._trained]
-            self._mark = _ready_in_order(len(self._trained), self._reduce)
+            self._order.arm()
 
     def _reduce(self, number: int) -> None:
         flat = self._trained[number]
@@ -190,10 +177,8 @@ class ShardedParameters:
 
     def end_micro_batch(self) -> None:
         """See ParameterStore."""
-        if self._mark is not None:
-            for number in range(len(self._trained)):
-                self._mark(number)
-            self._mark = None
+        if self._order.armed:
+            self._order.complete()
         elif self.stage == 1:
             for flat in self._trained:
                 flat.keep_gradients()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from dufu.parallel import faults
 from dufu.parallel.collectives import Communicator
+from dufu.parallel.order import GradientOrder
 from dufu.parallel.parameters import Entry, ParameterInfo, Piece, fill, give_memory
 
 Options = dict[str, Any]
@@ -37,24 +37,6 @@ class ParameterStore(Protocol):
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
-
-
-def _ready_in_order(count: int, launch: Callable[[int], None]) -> Callable[[int], None]:
-    """Return a function that takes "number i is ready" in any order and launches 0, 1, 2 … as far as all are ready.
-
-    Every process then starts its collectives in the same order, whatever order its backward took.
-    """
-    ready = [False] * count
-    done = 0
-
-    def mark(index: int) -> None:
-        nonlocal done
-        ready[index] = True
-        while done < count and ready[done]:
-            launch(done)
-            done += 1
-
-    return mark
 
 
 def allocate(infos: list[ParameterInfo], device: torch.device, dtype: torch.dtype, seed: int) -> None:
@@ -113,27 +95,14 @@ class WholeParameters:
         units = [u for u in reversed(units) if u != "shared"] + (["shared"] if "shared" in units else [])
         self._buckets = [[info for info in trained if info.unit == unit] for unit in units]
         self._works: list[tuple[Any, Tensor, list[ParameterInfo]]] = []
-        self._mark: Callable[[int], None] | None = None
-        self._left: list[int] = []
-        if data.size > 1 and not self.master:
-            for number, bucket in enumerate(self._buckets):
-                for info in bucket:
-                    info.parameter.register_post_accumulate_grad_hook(self._hook(number))
-
-    def _hook(self, number: int) -> Callable[[Tensor], None]:
-        def hook(parameter: Tensor) -> None:
-            if self._mark is not None:
-                self._left[number] -= 1
-                if self._left[number] == 0:
-                    self._mark(number)
-
-        return hook
+        during_backward = data.size > 1 and not self.master
+        watched = [[info.parameter for info in bucket] if during_backward else [] for bucket in self._buckets]
+        self._order = GradientOrder(watched, self._launch)
 
     def start_micro_batch(self, last: bool) -> None:
         """See ParameterStore."""
         if last and self.data.size > 1 and not self.master:
-            self._left = [len(bucket) for bucket in self._buckets]
-            self._mark = _ready_in_order(len(self._buckets), self._launch)
+            self._order.arm()
 
     def end_micro_batch(self) -> None:
         """See ParameterStore."""
@@ -154,12 +123,7 @@ class WholeParameters:
     def finish(self) -> None:
         """See ParameterStore."""
         if self.data.size > 1:
-            if self._mark is None:
-                self._mark = _ready_in_order(len(self._buckets), self._launch)
-                self._left = [0] * len(self._buckets)
-            for number in range(len(self._buckets)):
-                self._mark(number)
-            self._mark = None
+            self._order.complete()
             for work, flat, bucket in self._works:
                 if work is not None:
                     work.wait()
