@@ -66,8 +66,8 @@ class LossScaler:
 
     def __init__(self, amp: Any) -> None:
         for name in ("init_scale", "min_scale", "growth_interval", "max_skips_at_floor"):
-            if not amp[name] > 0:
-                raise ConfigError(f"train.amp.{name}={amp[name]}: above 0")
+            if not getattr(amp, name) > 0:
+                raise ConfigError(f"train.amp.{name}={getattr(amp, name)}: above 0")
         self.scale: float = amp.init_scale
         self.growth_interval: int = amp.growth_interval
         self.min_scale: float = amp.min_scale
