@@ -10,7 +10,7 @@ import pytest
 
 from dufu.models.gpt2 import GPT2
 from tests.pool import Ranks
-from tests.small import dufu, metrics
+from tests.small import TINY, dufu, metrics
 from tests.training.trials import run, steps
 
 
@@ -103,9 +103,34 @@ def test_eval_measures_what_the_run_measures(trained: Path) -> None:
     assert any("5" in name for name in record) and record["samples"] <= 32
 
 
+ONE_BAD_SAMPLE = """
+from dufu.data import CausalLMDataset
+from dufu.errors import DataError
+
+class Bad(CausalLMDataset):
+    def __getitem__(self, index):
+        if self.start > 0 and index == len(self) - 1:  # the last sample of any split but the first, which one rank holds
+            raise DataError("the sample cannot be read")
+        return super().__getitem__(index)
+"""
+
+
+def test_a_sample_that_one_rank_cannot_read_ends_an_averaged_evaluation(corpus: Path, tmp_path: Path) -> None:
+    """That rank must not wait for the others while it puts its weights back."""
+    (tmp_path / "bad_sample.py").write_text(ONE_BAD_SAMPLE)
+    own = [
+        "train.ema.enabled=true",
+        "train.zero_optimization.enabled=true",
+        f"train.output_dir={tmp_path}/run",
+        "train.train_iter=1",
+    ]
+    bad = ["dataloader.dataset._target_=bad_sample.Bad", "--trust", "bad_sample", "--nproc", "2"]
+    done = dufu("train", "gpt2_tiny", "--data", str(corpus), *TINY, *own, *bad, env={"PYTHONPATH": str(tmp_path)}, timeout=120)
+    assert done.returncode == 2 and "error: the sample cannot be read" in done.stderr, done.stderr
+
+
 def joined_twice(folder: str, corpus: str) -> list[int]:
     from dufu import train
-    from tests.small import TINY
 
     return [
         train("gpt2_tiny", [*TINY, f"train.output_dir={folder}/{n}", "train.train_iter=1"], data=[corpus]).step for n in range(2)
