@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from dufu.models.bert import BertClassifier
+from dufu.models.chain import Batch
 from dufu.models.gpt2 import GPT2
+from dufu.training.evaluation import scored_pairs
 from tests.pool import Ranks
 from tests.small import TINY, dufu, metrics
 from tests.training.trials import run, steps
@@ -127,6 +131,15 @@ def test_a_sample_that_one_rank_cannot_read_ends_an_averaged_evaluation(corpus: 
     bad = ["dataloader.dataset._target_=bad_sample.Bad", "--trust", "bad_sample", "--nproc", "2"]
     done = dufu("train", "gpt2_tiny", "--data", str(corpus), *TINY, *own, *bad, env={"PYTHONPATH": str(tmp_path)}, timeout=120)
     assert done.returncode == 2 and "error: the sample cannot be read" in done.stderr, done.stderr
+
+
+def test_a_classifier_can_be_measured_by_scoring_metrics() -> None:
+    model = BertClassifier(
+        num_labels=3, vocab_size=20, hidden_layers=1, hidden_size=8, ffn_hidden_size=16, num_attention_heads=2, max_seq_length=6
+    ).eval()
+    batch = Batch(torch.ones(4, 6, dtype=torch.int64), extra={"sentence_labels": torch.tensor([0, -100, 2, 1])})
+    ((scores, labels),) = scored_pairs(model, model.prepare(batch)).values()
+    assert scores.shape == (3, 3) and labels.tolist() == [0, 2, 1]  # what is not scored is left out
 
 
 def joined_twice(folder: str, corpus: str) -> list[int]:

@@ -11,7 +11,6 @@ FAULTS = {
     "data.skip_reduce": "gradients are not summed over the data-parallel processes",
     "shard.scale": "a sharded gradient is halved",
     "optim.skip_sum": "norms and means of whole parameters are those of this process's part",
-    "checkpoint.skip_fsync_rename": "a checkpoint is written in place instead of beside",
 }
 _active: set[str] = set()
 
