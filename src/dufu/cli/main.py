@@ -83,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> None:
     """Run the command line of this process."""
     # PyTorch's threads wait for each other by spinning; where another program has the other core, that made a step several times
-    # slower. A short spin costs next to nothing on an idle machine. Read when PyTorch is first imported.
+    # slower. On an idle machine a short spin costs a few percent at most. Read when PyTorch is first imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     settle_worker()
     status = run(sys.argv[1:])
