@@ -10,10 +10,12 @@ from dufu.layers.linear import Conv1D, Linear
 from dufu.layers.loss import CrossEntropyLoss, KLDivergenceLoss, ParallelCrossEntropyLoss
 from dufu.layers.mask import Mask, build_mask
 from dufu.layers.mlp import MLP, GatedMLP, build_activation
+from dufu.layers.moe import MixtureOfExperts
 from dufu.layers.norm import LayerNorm, RMSLayerNorm, RMSNorm
 from dufu.layers.patch import PatchEmbedding
 from dufu.layers.position import LearnedPositionalEmbedding, SinePositionalEmbedding
 from dufu.layers.rotary import Llama3Scaling, RotaryEmbedding, rotate
+from dufu.layers.router import Router, Routing
 from dufu.layers.transformer import TransformerLayer
 
 Linear1D = Linear
@@ -38,6 +40,7 @@ __all__ = [
     "Linear1D",
     "Llama3Scaling",
     "Mask",
+    "MixtureOfExperts",
     "Normal",
     "OutputEmbedding",
     "ParallelCrossEntropyLoss",
@@ -47,6 +50,8 @@ __all__ = [
     "RMSNorm",
     "RelativeBias",
     "RotaryEmbedding",
+    "Router",
+    "Routing",
     "SinePositionalEmbedding",
     "TransformerLayer",
     "VocabEmbedding",

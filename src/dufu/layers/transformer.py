@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from dufu.errors import ConfigError
@@ -12,6 +14,7 @@ from dufu.layers.mask import Mask
 from dufu.layers.mlp import MLP
 from dufu.layers.norm import LayerNorm
 from dufu.layers.rotary import Rotation
+from dufu.layers.router import Routing
 
 
 class TransformerLayer(nn.Module):
@@ -22,11 +25,14 @@ class TransformerLayer(nn.Module):
         attention_dropout_prob: on the attention probabilities.
         output_dropout_prob: on each branch before it is added.
         drop_path_prob: probability of dropping a whole branch of a sample, each branch by itself.
-        layernorm_epsilon: added to the variance in the norms.
-        activation: of the feed-forward part.
+        layernorm_epsilon: added to the variance, or mean square, in the norms.
+        activation: of the plain feed-forward part.
         post_norm: the order of the original transformer and of BERT.
         is_decoder: adds cross attention to `memory`.
         init, output_init: how the input and output projections begin.
+        num_key_value_heads, head_size, bias: of attention.
+        norm: makes a norm from a width and an epsilon, such as RMSNorm.
+        mlp: the feed-forward part, such as a GatedMLP or a MixtureOfExperts; None = MLP(hidden_size, ffn_hidden_size, activation).
 
     Shapes: (B, T, hidden_size) → the same.
     """
@@ -45,6 +51,11 @@ class TransformerLayer(nn.Module):
         is_decoder: bool = False,
         init: Initial | None = None,
         output_init: Initial | None = None,
+        num_key_value_heads: int | None = None,
+        head_size: int | None = None,
+        bias: bool = True,
+        norm: Callable[[int, float], nn.Module] = LayerNorm,
+        mlp: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.post_norm, self.is_decoder = post_norm, is_decoder
@@ -53,23 +64,26 @@ class TransformerLayer(nn.Module):
             return Attention(
                 hidden_size,
                 num_attention_heads,
+                num_key_value_heads,
+                head_size,
                 is_cross_attention=cross,
                 attention_dropout_prob=attention_dropout_prob,
+                bias=bias,
                 init=init,
                 output_init=output_init,
             )
 
-        self.attention_norm = LayerNorm(hidden_size, layernorm_epsilon)
+        self.attention_norm = norm(hidden_size, layernorm_epsilon)
         self.attention = attention(False)
         self.attention_dropout = Dropout(output_dropout_prob)
         self.attention_drop_path = DropPath(drop_path_prob)
         if is_decoder:
-            self.cross_norm = LayerNorm(hidden_size, layernorm_epsilon)
+            self.cross_norm = norm(hidden_size, layernorm_epsilon)
             self.cross_attention = attention(True)
             self.cross_dropout = Dropout(output_dropout_prob)
             self.cross_drop_path = DropPath(drop_path_prob)
-        self.mlp_norm = LayerNorm(hidden_size, layernorm_epsilon)
-        self.mlp = MLP(hidden_size, ffn_hidden_size, activation, init=init, output_init=output_init)
+        self.mlp_norm = norm(hidden_size, layernorm_epsilon)
+        self.mlp = MLP(hidden_size, ffn_hidden_size, activation, init=init, output_init=output_init) if mlp is None else mlp
         self.mlp_dropout = Dropout(output_dropout_prob)
         self.mlp_drop_path = DropPath(drop_path_prob)
 
@@ -84,6 +98,7 @@ class TransformerLayer(nn.Module):
         memory_cache: KeyValueCache | None = None,
         bias: Tensor | None = None,
         rotation: Rotation | None = None,
+        routing: Routing | None = None,
     ) -> Tensor:
         """Apply the layer.
 
@@ -92,6 +107,7 @@ class TransformerLayer(nn.Module):
             mask, cache, bias, rotation: of self-attention; see Attention.
             keys: (B, T) dropout keys of the tokens.
             memory, memory_mask, memory_cache: of cross attention, in a decoder.
+            routing: passed to the feed-forward part, where that is a MixtureOfExperts.
         """
         branch = hidden if self.post_norm else self.attention_norm(hidden)
         branch = self.attention(branch, mask, keys, cache=cache, bias=bias, rotation=rotation)
@@ -107,5 +123,6 @@ class TransformerLayer(nn.Module):
         elif memory is not None:
             raise ConfigError("memory was given to a layer without cross attention; build TransformerLayer(..., is_decoder=True)")
         branch = hidden if self.post_norm else self.mlp_norm(hidden)
-        hidden = hidden + self.mlp_drop_path(self.mlp_dropout(self.mlp(branch), keys), keys)
+        branch = self.mlp(branch) if routing is None else self.mlp(branch, routing)
+        hidden = hidden + self.mlp_drop_path(self.mlp_dropout(branch, keys), keys)
         return self.mlp_norm(hidden) if self.post_norm else hidden
