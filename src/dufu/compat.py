@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
 from torch import Tensor
 
 
@@ -15,3 +20,66 @@ def compiled_graphs() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
+
+
+Computations = dict[int, list[tuple[str, int, int]]]  # (kind, stage, micro-batch) of each process of a pipeline, in order
+
+
+def pipeline_computations(name: str, processes: int, virtual: int, micro_batches: int) -> Computations:
+    """Return what each process computes in PyTorch's schedule for several stages a process.
+
+    Args:
+        name: as `get_schedule_class` knows it.
+        processes, virtual: of the pipeline, and stages on each.
+    """
+    from torch.distributed.pipelining import schedules
+
+    stages = [
+        SimpleNamespace(
+            stage_index=index, num_stages=processes * virtual, group_size=processes, group_rank=0, group=None, is_first=index == 0,
+            is_last=False, has_backward=True, submod=torch.nn.Module(), stage_index_to_group_rank={},
+        )
+        for index in range(virtual)
+    ]  # fmt: skip
+    cls: Any = schedules.get_schedule_class(name)
+    order = cls(stages, micro_batches).pipeline_order
+    parts = {rank: [part for a in actions if a is not None for part in (a.sub_actions or (a,))] for rank, actions in order.items()}
+    return {
+        rank: [(a.computation_type.value, a.stage_index, a.microbatch_index) for a in actions] for rank, actions in parts.items()
+    }
+
+
+def with_messages(computations: Computations, owner: Callable[[int], int], stages: int) -> Computations:
+    """Return a schedule with the messages between stages, placed so that no two processes wait for each other.
+
+    Args:
+        owner: which process runs a stage.
+        stages: of the pipeline.
+    """
+    from torch.distributed.pipelining import schedules
+
+    def action(kind: str, stage: int, micro: int) -> Any:
+        return schedules._Action(stage, schedules._ComputationType(kind), micro)
+
+    lowered = schedules._add_send_recv({rank: [action(*a) for a in some] for rank, some in computations.items()}, owner, stages)
+    return {
+        rank: [(a.computation_type.value, a.stage_index, int(a.microbatch_index or 0)) for a in some]
+        for rank, some in lowered.items()
+    }
+
+
+def backward_to_inputs(outputs: list[Tensor], grads: list[Tensor], inputs: list[Tensor], weights: list[Tensor]) -> Any:
+    """Run the part of backward that the inputs need, leaving their `.grad`; return what `backward_to_weights` goes on from."""
+    from torch.distributed.pipelining._backward import stage_backward_input
+
+    # It detaches the outputs in place, which neither views nor inputs that are passed on allow.
+    outputs = [o.clone() if o.is_leaf or o._is_view() else o for o in outputs]
+    _, groups = stage_backward_input(outputs, grads, inputs, iter(weights))  # type: ignore[arg-type]
+    return groups
+
+
+def backward_to_weights(weights: list[Tensor], groups: Any) -> None:
+    """Run the rest of a backward that `backward_to_inputs` began; gradients are added to the weights'."""
+    from torch.distributed.pipelining._backward import stage_backward_weight
+
+    stage_backward_weight(iter(weights), groups)  # type: ignore[arg-type]

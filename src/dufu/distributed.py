@@ -19,7 +19,7 @@ from torch import nn
 from dufu.errors import LayoutError
 from dufu.parallel.build import chain_units
 from dufu.parallel.layout import ParallelLayout, check_model
-from dufu.parallel.parameters import describe
+from dufu.parallel.parameters import Placement, describe
 from dufu.parallel.process import choose_device, global_rank, join, leave, world_size
 from dufu.parallel.region import copy_overlap, whole_region
 from dufu.parallel.tensor import split_model
@@ -71,7 +71,7 @@ def parallelize(model: Model, tensor_parallel_size: int | None = None, device: s
     whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
     placed = split_model(model, processes.tensor)
     with torch.no_grad():
-        for info in describe(model, chain_units(model), placed):
+        for info in describe(model, chain_units(model), Placement(placed, set(placed))):
             values = whole[info.name].contiguous()
             processes.world.broadcast_(values)
             part = torch.zeros(info.parameter.numel(), dtype=values.dtype, device=values.device)

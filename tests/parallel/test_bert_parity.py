@@ -132,11 +132,11 @@ def backward(distributed: Any) -> float:
     processes, store = distributed.processes, distributed.store
     batch = made_up(processes.data.rank, processes.data.size)
     distributed.model.train()
-    store.start_micro_batch(last=True)
+    store.start_backward(0, last=True)
     sums = distributed.model(batch)
     loss = sums["lm_loss"] / 10 + sums["sentence_loss"] / 3
     loss.backward()
-    store.end_micro_batch()
+    store.end_backward(0, last=True)
     store.finish()
     total = loss.detach().clone()
     processes.data.sum_(total)

@@ -8,11 +8,11 @@ import torch
 from dufu.compat import storage_identity
 from dufu.config.lazy import as_config
 from dufu.config.schema import Train, to_dict
-from dufu.errors import DufuError, LayoutError, NotBuiltError
+from dufu.errors import DufuError, LayoutError
 from dufu.layers.linear import Linear
 from dufu.models.gpt2 import GPT2
 from dufu.parallel.layout import ParallelLayout, check_model, layout_from_config
-from dufu.parallel.parameters import describe
+from dufu.parallel.parameters import Placement, describe
 
 
 def config(**values: object) -> object:
@@ -25,8 +25,13 @@ def config(**values: object) -> object:
 
 def test_ranks_count_tensor_parallel_processes_fastest() -> None:
     layout = ParallelLayout(data=2, tensor=2)
-    assert layout.tensor_groups() == [[0, 1], [2, 3]] and layout.data_groups() == [[0, 2], [1, 3]]
-    assert [(layout.data_rank(r), layout.tensor_rank(r)) for r in range(4)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert layout.groups("tensor") == [[0, 1], [2, 3]] and layout.groups("data") == [[0, 2], [1, 3]]
+    layout = ParallelLayout(data=2, tensor=2, pipeline=2, context=2, shard=2, expert=4)
+    assert layout.world == 16 and layout.groups("pipeline")[0] == [0, 8]
+    assert layout.groups("context")[0] == [0, 2] and layout.groups("data")[0] == [0, 4]
+    assert layout.groups("replicas")[:2] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert layout.groups("shard")[:2] == [[0, 2], [4, 6]] and layout.groups("repeat")[:2] == [[0, 4], [2, 6]]
+    assert layout.groups("expert")[0] == [0, 2, 4, 6] and layout.groups("expert_replicas")[0] == [0]
 
 
 def test_data_parallel_takes_what_is_left() -> None:
@@ -42,10 +47,18 @@ def test_data_parallel_takes_what_is_left() -> None:
         ({"dist__data_parallel_size": 2, "dist__tensor_parallel_size": 2}, 8, LayoutError, "= 4 processes, but 8 were started"),
         ({"dist__tensor_parallel_size": 0}, 1, LayoutError, "at least 1"),
         ({"zero_optimization__stage": 2}, 2, LayoutError, "enabled=false"),
-        ({"dist__pipeline_parallel_size": 2}, 2, NotBuiltError, "pipeline parallelism is not built yet"),
-        ({"dist__context_parallel_size": 2}, 2, NotBuiltError, "context parallelism is not built yet"),
-        ({"dist__expert_parallel_size": 2}, 2, NotBuiltError, "expert parallelism is not built yet"),
-        ({"dist__sequence_parallel": True}, 2, NotBuiltError, "sequence parallelism is not built yet"),
+        ({"dist__pipeline_parallel_size": 3}, 2, LayoutError, "=3 does not divide 2 processes; nearest that does: 2"),
+        (
+            {"dist__tensor_parallel_size": 2, "dist__context_parallel_size": 3},
+            4,
+            LayoutError,
+            "with tensor 2.*nearest that does: 2",
+        ),
+        ({"dist__expert_parallel_size": 3}, 4, LayoutError, "does not divide the 4 processes that hold the same part"),
+        ({"dist__sequence_parallel": True}, 2, LayoutError, "train.dist.tensor_parallel_size=1; set it to 2"),
+        ({"zero_optimization__shard_size": 2}, 2, LayoutError, "enabled=false"),
+        ({"zero_optimization__shard_size": 3, "zero_optimization__enabled": True}, 4, LayoutError, "nearest that does: 2"),
+        ({"dist__pipeline_parallel_size": 2, "dist__pipeline_virtual_stages": 2}, 2, LayoutError, "1f1b has one stage on each"),
     ],
 )
 def test_impossible_layouts_are_refused(values: dict[str, object], world: int, kind: type[Exception], message: str) -> None:
@@ -69,7 +82,7 @@ def test_two_parameters_on_one_tensor_are_refused_by_name() -> None:
     model.a, model.b = torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False)
     model.b.weight = torch.nn.Parameter(model.a.weight.data)
     with pytest.raises(DufuError, match=r"a.weight and b.weight are two parameters on one tensor"):
-        describe(model, {"model": model}, {})
+        describe(model, {"model": model}, Placement())
 
 
 def test_storage_identity_tells_views_from_copies_on_meta_too() -> None:

@@ -138,7 +138,7 @@ def test_a_classifier_can_be_measured_by_scoring_metrics() -> None:
         num_labels=3, vocab_size=20, hidden_layers=1, hidden_size=8, ffn_hidden_size=16, num_attention_heads=2, max_seq_length=6
     ).eval()
     batch = Batch(torch.ones(4, 6, dtype=torch.int64), extra={"sentence_labels": torch.tensor([0, -100, 2, 1])})
-    ((scores, labels),) = scored_pairs(model, model.prepare(batch)).values()
+    ((scores, labels),) = scored_pairs(model, model.objectives, model.prepare(batch)).values()
     assert scores.shape == (3, 3) and labels.tolist() == [0, 2, 1]  # what is not scored is left out
 
 

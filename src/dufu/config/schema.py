@@ -38,13 +38,20 @@ def part(cls: type[T], doc: str) -> T:
 class Dist:
     data_parallel_size: int | None = key(None, "processes that share the global batch; null = all that the other sizes leave")
     tensor_parallel_size: int = key(1, "processes that share each layer's matrices")
-    pipeline_parallel_size: int = key(1, "processes that share the chain of layers (more than 1 is not built)")
-    context_parallel_size: int = key(1, "processes that share each sequence (more than 1 is not built)")
-    expert_parallel_size: int = key(1, "processes that share the experts of a mixture layer (more than 1 is not built)")
+    pipeline_parallel_size: int = key(1, "processes that share the chain of layers")
+    context_parallel_size: int = key(1, "processes that share each sequence")
+    context_parallel_method: Literal["all_gather", "all_to_all", "ring"] = key(
+        "all_gather", "how queries reach other processes' keys: all of them at once, heads exchanged for positions, or in turns"
+    )
+    expert_parallel_size: int = key(1, "of the data × context processes, those that share the experts of a mixture layer")
+    timeout: str = key("30min", "how long an operation between processes may take before it is explained and all end")
     sequence_parallel: bool = key(False, "split norms and dropouts over the tensor-parallel processes by position")
-    pipeline_num_layers: int | None = key(None, "number of layers that the pipeline divides (pipelines are not built)")
-    custom_pipeline_stage_id: list[int] | None = key(None, "the stage of each layer, non-decreasing (pipelines are not built)")
-    pipeline_schedule: str = key("1f1b", "order of forward and backward passes in a pipeline (pipelines are not built)")
+    pipeline_num_layers: int | None = key(None, "number of layers that the pipeline divides; null = the model's")
+    custom_pipeline_stage_id: list[int] | None = key(None, "the stage of each layer, non-decreasing; null = balanced by cost")
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"] = (
+        key("1f1b", "order of forward and backward passes in a pipeline")
+    )
+    pipeline_virtual_stages: int | None = key(None, "stages on each process; null = 1, or 2 for the schedules that need several")
 
 
 @dataclass
@@ -70,6 +77,7 @@ class ActivationCheckpoint:
 class ZeroOptimization:
     enabled: bool = key(False, "shard optimizer state, gradients, weights over the data-parallel processes")
     stage: Literal[1, 2, 3] | None = key(None, "1 states; 2 and gradients; 3 and weights; null = 1")
+    shard_size: int | None = key(None, "processes that share one copy, others repeating it (hybrid sharding); null = all")
 
 
 @dataclass
@@ -202,6 +210,18 @@ def to_dict(section: Any) -> dict[str, Any]:
         value = getattr(section, item.name)
         out[item.name] = to_dict(value) if is_dataclass(value) else value
     return out
+
+
+def defaults(path: str) -> list[str]:
+    """Return the overrides that set every key of a nested section, such as `train.dist`, to its default."""
+    first, *rest = path.split(".")
+    values: Any = to_dict(SECTIONS[first]())
+    for name in rest:
+        values = values[name]
+    texts = {None: "null", True: "true", False: "false"}
+    return [
+        f"{path}.{name}={texts[value] if value is None or isinstance(value, bool) else value}" for name, value in values.items()
+    ]
 
 
 def section_at(path: str) -> tuple[type, str] | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dufu.layers.attention import KeyValueCache
 from dufu.layers.dropout import name_places
 from dufu.layers.loss import IGNORE
-from dufu.layers.mask import Mask, build_mask
+from dufu.layers.mask import Held, Mask, build_mask
 from dufu.layers.transformer import TransformerLayer
 
 
@@ -19,18 +19,22 @@ from dufu.layers.transformer import TransformerLayer
 class Batch:
     """What the units read beside the hidden states.
 
+    Where several processes share each sample (`held`), T is the tokens that this process holds and S those of the whole sample;
+    otherwise they are the same.
+
     Args:
         input_ids: (B, T).
         labels: (B, T), `loss.IGNORE` where nothing is scored; None asks for scores instead of the loss.
         positions: (B, T) position of each token in its sample.
         keys: (B, T) dropout keys; None outside training.
         padding: (B, S) bool, true for real tokens; None when none is padding.
-        documents: (B, T) number of the document of each token, where attention must not cross documents.
+        documents: (B, S) number of the document of each token, where attention must not cross documents.
         token_types: (B, T) segment numbers.
         extra: further tensors of one model family, such as a sentence label.
         caches: one per layer during generation.
         last_only: score the last position only.
         mask: built once for all layers.
+        held: which tokens of its samples this process holds; None = all.
     """
 
     input_ids: Tensor
@@ -44,6 +48,17 @@ class Batch:
     caches: list[KeyValueCache] | None = None
     last_only: bool = False
     mask: Mask | None = None
+    held: Held | None = None
+
+    @property
+    def places(self) -> Tensor | None:
+        """Return the places (T,) that the tokens here have in the whole samples, or None where the samples are whole."""
+        return None if self.held is None else self.held.places
+
+    @property
+    def length(self) -> int:
+        """Return the tokens of a whole sample, padding included."""
+        return self.input_ids.shape[1] if self.held is None else self.held.total
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch with its tensors on a device."""
@@ -97,25 +112,34 @@ class ChainModel(nn.Module):
         """Return the units in order, by name. Each is called as `unit(state, batch)` and returns the next state."""
         raise NotImplementedError
 
+    def view(self, batch: Batch) -> Batch:
+        """Return what this process takes of a batch: all of it; `dufu.parallel` puts another function in its place.
+
+        What it returns it returns again unchanged.
+        """
+        return batch
+
     def finish(self) -> None:
         """Name the dropout places; the last line of a subclass's `__init__`."""
         name_places(self)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Fill in positions and the attention mask."""
+        """Take this process's view of the batch; fill in positions and the attention mask."""
+        batch = self.view(batch)
         length = batch.input_ids.shape[1]
         if batch.positions is None:
             batch.positions = torch.arange(length, device=batch.input_ids.device).expand_as(batch.input_ids)
         if batch.mask is None:
-            past = batch.caches[0].keys if batch.caches else None
+            past = next((c.keys for c in batch.caches or () if c.keys is not None), None)  # of the layers that run here
             total = length + (0 if past is None else past.shape[2])
             batch.mask = build_mask(
                 causal=self.causal,
                 queries=length,
-                keys=total,
+                keys=total if batch.held is None else batch.held.total,
                 padding=batch.padding,
                 documents=batch.documents,
                 device=batch.input_ids.device,
+                held=batch.held,
             )
         return batch
 

@@ -11,11 +11,13 @@ from torch import nn
 
 from dufu.errors import DufuError
 from dufu.parallel.layout import check_model
-from dufu.parallel.parameters import ParameterInfo, buffers_on_meta, describe
-from dufu.parallel.process import Processes
+from dufu.parallel.parameters import ParameterInfo, Placement, buffers_on_meta, describe
+from dufu.parallel.pipeline import PipelinedChain, Runner, WholeChain, chain_of
+from dufu.parallel.process import Processes, subset
 from dufu.parallel.recompute import recompute_units
 from dufu.parallel.shard import ShardedParameters
-from dufu.parallel.store import ParameterStore, WholeParameters
+from dufu.parallel.stages import assign_stages
+from dufu.parallel.store import ParameterStore, Ties, WholeParameters
 from dufu.parallel.tensor import split_model
 
 Groups = list[dict[str, Any]]
@@ -25,11 +27,13 @@ Groups = list[dict[str, Any]]
 class Distributed:
     """A model laid out over the processes."""
 
-    model: Any  # a ChainModel, or any module with the same `objectives`, `counts` and call
-    infos: list[ParameterInfo]
+    model: Any  # a ChainModel, or any module with the same `objectives`, `counts` and call; parts of other stages have no values
+    infos: list[ParameterInfo]  # of the whole model
     store: ParameterStore
     groups: Groups  # optimizer groups over the store's entries
     processes: Processes
+    runner: Runner
+    stage_of: dict[str, int]  # of each unit
 
 
 def distribute(
@@ -45,7 +49,8 @@ def distribute(
 ) -> Distributed:
     """Describe the model on the meta device, split it, and make only this process's part of the weights.
 
-    The order: check → split layers (tensor) → group parameters → place and fill weights (data, ZeRO) → recompute → compile.
+    The order: check → assign stages (pipeline) → split layers (tensor) → group parameters → place and fill weights (replicas, ZeRO) →
+    recompute → compile.
 
     Args:
         make: builds the model; called on the meta device.
@@ -64,9 +69,10 @@ def distribute(
     with torch.device("meta"):
         model = make()
     check_model(model, layout)
-    placed = split_model(model, processes.tensor)
     units = chain_units(model)
-    infos = describe(model, units, placed)
+    stage_of = assign_stages(model, units, layout)
+    placement = _split(model, units, stage_of, processes)
+    infos = describe(model, units, placement)
     lost = list(buffers_on_meta(model))
     if lost:
         raise DufuError(f"{lost[0]}: a buffer made on the meta device has no values; compute it in forward, or on the CPU")
@@ -74,19 +80,31 @@ def distribute(
     left_out = [i.name for i in infos if i.parameter.requires_grad and options and i.parameter not in options]
     if left_out:
         raise DufuError(f"optim.params: no group holds {', '.join(left_out[:5])}; give them a group, or freeze them")
+    all_options = [options.get(i.parameter, {}) for i in infos if i.parameter.requires_grad]
+    mine = [stage for stage in range(layout.stages) if layout.stage_owner(stage) == processes.pipeline.rank]
+    chunks = [[unit for unit, stage in stage_of.items() if stage == each] for each in mine]
+    own_units = {unit: module for unit, module in units.items() if stage_of[unit] in mine}
+    own = [info for info in infos if processes.pipeline.rank in info.holders]
+    ties = _ties(infos, processes)
+    arguments = (own, options, processes, compute_dtype, master, seed, chunks, ties)
     store: ParameterStore
-    if layout.zero_stage and layout.data > 1:
-        store = ShardedParameters(
-            infos, options, processes.data, processes.device, compute_dtype, master, seed, layout.zero_stage, units
-        )
+    if layout.zero_stage and layout.replicas > 1:
+        store = ShardedParameters(*arguments, layout.zero_stage, own_units)
     else:
-        store = WholeParameters(infos, options, processes.data, processes.device, compute_dtype, master, seed)
+        store = WholeParameters(*arguments)
+    store.shapes = {info.name: info.shape for info in infos}
+    between = [unit for unit in list(units)[1:-1] if unit in own_units]
     if recompute is not None:
-        recompute_units(units, recompute)
+        recompute_units({unit: units[unit] for unit in between}, recompute)
     if compile_units:
-        for unit in list(units.values())[1:-1]:
-            unit.forward = torch.compile(unit.forward)  # type: ignore[method-assign]
-    return Distributed(model, infos, store, _entry_groups(store), processes)
+        for name in between:
+            units[name].forward = torch.compile(units[name].forward)  # type: ignore[method-assign]
+    runner: Runner = WholeChain(model, store)
+    if layout.pipeline > 1:
+        # A graph that ran in part is not run again where weights come and go, or where running it again is dear.
+        split_backward = recompute is None and not compile_units and layout.zero_stage < 3 and layout.tensor == 1
+        runner = PipelinedChain(model, chain_of(units, stage_of, mine), store, processes, split_backward)
+    return Distributed(model, infos, store, _entry_groups(store, all_options), processes, runner, stage_of)
 
 
 def chain_units(model: nn.Module) -> dict[str, nn.Module]:
@@ -95,9 +113,25 @@ def chain_units(model: nn.Module) -> dict[str, nn.Module]:
     return units() if callable(units) else {"model": model}
 
 
-def _entry_groups(store: ParameterStore) -> Groups:
+def _split(model: nn.Module, units: dict[str, nn.Module], stage_of: dict[str, int], processes: Processes) -> Placement:
+    """Divide the layers, and say what became of each parameter."""
+    placement = Placement(stage_owner={unit: processes.layout.stage_owner(stage) for unit, stage in stage_of.items()})
+    placement.parts = split_model(model, processes.tensor)
+    placement.tensor = set(placement.parts)
+    return placement
+
+
+def _ties(infos: list[ParameterInfo], processes: Processes) -> Ties:
+    """Return a communicator for each set of the pipeline's processes that hold a parameter together."""
+    sets = dict.fromkeys(info.holders for info in infos if len(info.holders) > 1)
+    return {holders: subset(processes, "tied", list(holders)) for holders in sets}
+
+
+def _entry_groups(store: ParameterStore, all_options: list[dict[str, Any]]) -> Groups:
+    """Return the optimizer's groups, the same and in the same order on every process, whatever it holds of them."""
     groups: dict[str, dict[str, Any]] = {}
+    for options in all_options:
+        groups.setdefault(repr(sorted(options.items())), {"params": [], **options})
     for entry in store.entries:
-        key = repr(sorted(entry.options.items()))
-        groups.setdefault(key, {"params": [], **entry.options})["params"].append(entry.tensor)
+        groups[repr(sorted(entry.options.items()))]["params"].append(entry.tensor)
     return list(groups.values())

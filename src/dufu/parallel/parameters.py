@@ -13,6 +13,8 @@ from dufu.compat import storage_identity
 from dufu.errors import DufuError
 from dufu.layers.initial import Initial
 from dufu.layers.random import stable_hash
+from dufu.parallel.collectives import Communicator, alone
+from dufu.parallel.process import Processes
 from dufu.parallel.region import Region, copy_overlap, whole_region
 
 
@@ -25,20 +27,31 @@ class ParameterInfo:
         parameter: what the model computes with; on the meta device until it is filled.
         shape: shape of the whole.
         region: what part of the whole lies here.
-        unit: name of the chain's unit it belongs to; "shared" when several units use it.
+        units: all units that use it.
         divided: whether tensor-parallel processes hold different parts.
         rule: how it begins.
         owner: the module that holds it.
+        expert: whether expert-parallel processes hold different parts.
+        partial: whether each tensor-parallel process has a part of the gradient's sum, though all hold the same values.
+        holders: places in the pipeline whose processes hold it.
     """
 
     name: str
     parameter: nn.Parameter
     shape: tuple[int, ...]
     region: Region
-    unit: str
+    units: tuple[str, ...]
     divided: bool
     rule: Initial | None
     owner: nn.Module
+    expert: bool = False
+    partial: bool = False
+    holders: tuple[int, ...] = (0,)
+
+    @property
+    def unit(self) -> str:
+        """Return the first unit that uses it."""
+        return self.units[0] if self.units else "model"
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -66,6 +79,8 @@ class Entry:
         options: the optimizer group's settings, without the parameters.
         divided: whether tensor-parallel processes hold different values here.
         unsharded: whether the tensor is one whole local parameter, in its own shape.
+        spread: the other processes that hold it.
+        first: whether this process comes first among the tensor-parallel and the pipeline's processes that hold equal values.
     """
 
     tensor: nn.Parameter
@@ -73,13 +88,69 @@ class Entry:
     options: dict[str, Any]
     divided: bool
     unsharded: bool
+    spread: Spread
+    first: bool = True
     state: dict[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def counted_among_replicas(self) -> bool:
+        """Say whether this process comes first among the replicas that hold equal values."""
+        return (self.spread.reduce if self.unsharded else self.spread.repeat).rank == 0
 
-def describe(
-    model: nn.Module, units: dict[str, nn.Module], placed: dict[nn.Parameter, tuple[tuple[int, ...], Region]]
-) -> list[ParameterInfo]:
-    """Return every parameter once, in the model's order; a shared one under its first name.
+    @property
+    def counted(self) -> bool:
+        """Say whether this process counts the entry, where each element of the model is to be counted once over all."""
+        return self.first and self.counted_among_replicas
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The processes over which a parameter's gradient is summed, and how ZeRO divides them.
+
+    Args:
+        reduce: all that hold the same part of the model.
+        shard: among them, those that own a stretch each.
+        repeat: among them, those that own the same stretch.
+    """
+
+    reduce: Communicator
+    shard: Communicator
+    repeat: Communicator
+
+
+def spread_of(info: ParameterInfo, processes: Processes) -> Spread:
+    """Return which processes share a parameter."""
+    if info.expert:
+        return Spread(processes.expert_replicas, processes.expert_replicas, alone("repeat"))
+    return Spread(processes.replicas, processes.shard, processes.repeat)
+
+
+def is_first(info: ParameterInfo, processes: Processes) -> bool:
+    """Say whether this process comes first among the tensor-parallel and the pipeline's processes that hold equal values."""
+    return (info.divided or processes.tensor.rank == 0) and processes.pipeline.rank == info.holders[0]
+
+
+@dataclass
+class Placement:
+    """What laying out found of the model's parameters.
+
+    Args:
+        parts: of each divided parameter the whole's shape and the region that lies here.
+        tensor: those that the tensor-parallel processes divide.
+        expert: those that the expert-parallel processes divide.
+        partial: undivided ones of whose gradient each tensor-parallel process has a part.
+        stage_owner: of each unit, the place in the pipeline that runs it.
+    """
+
+    parts: dict[nn.Parameter, tuple[tuple[int, ...], Region]] = field(default_factory=dict)
+    tensor: set[nn.Parameter] = field(default_factory=set)
+    expert: set[nn.Parameter] = field(default_factory=set)
+    partial: set[nn.Parameter] = field(default_factory=set)
+    stage_owner: dict[str, int] = field(default_factory=dict)
+
+
+def describe(model: nn.Module, units: dict[str, nn.Module], placement: Placement) -> list[ParameterInfo]:
+    """Return every parameter of the model once, in the model's order; a shared one under its first name.
 
     Raises:
         DufuError: two different parameters share one storage, which no layout could keep equal.
@@ -104,18 +175,22 @@ def describe(
                     f"(model.a.weight = model.b.weight)"
                 )
             storages[storage] = name
-            shape, region = placed.get(parameter, (tuple(parameter.shape), whole_region(tuple(parameter.shape))))
-            owners = users.get(parameter, [])
+            whole = tuple(parameter.shape)
+            shape, region = placement.parts.get(parameter, (whole, whole_region(whole)))
+            names = users.get(parameter, [])
             infos.append(
                 ParameterInfo(
                     name=name,
                     parameter=parameter,
                     shape=shape,
                     region=region,
-                    unit=owners[0] if len(owners) == 1 else "shared",
-                    divided=parameter in placed,
+                    units=tuple(names),
+                    divided=parameter in placement.tensor,
                     rule=getattr(module, "initial", {}).get(leaf),
                     owner=module,
+                    expert=parameter in placement.expert,
+                    partial=parameter in placement.partial,
+                    holders=tuple(sorted({placement.stage_owner.get(unit, 0) for unit in names})) or (0,),
                 )
             )
     return infos

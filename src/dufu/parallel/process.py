@@ -16,20 +16,29 @@ import torch.distributed as dist
 
 from dufu.errors import LayoutError
 from dufu.parallel.collectives import Communicator, alone
+from dufu.parallel.hosts import adopt_environment, settle_network
 from dufu.parallel.layout import ParallelLayout
+from dufu.parallel.watch import start_watching, stop_watching
 
 _joined: WeakSet[Communicator] = WeakSet()
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The communicators of a layout on this process."""
+    """The communicators of a layout on this process; see `ParallelLayout.groups` for what each dimension is."""
 
     layout: ParallelLayout
+    device: torch.device
     world: Communicator
     data: Communicator
     tensor: Communicator
-    device: torch.device
+    context: Communicator
+    pipeline: Communicator
+    replicas: Communicator
+    expert: Communicator
+    expert_replicas: Communicator
+    shard: Communicator
+    repeat: Communicator
 
     @property
     def is_main(self) -> bool:
@@ -40,6 +49,11 @@ class Processes:
     def rank(self) -> int:
         """Return the global rank."""
         return self.world.rank
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Say whether this process counts what its part of the batch scores: one of those that see the same tokens."""
+        return self.tensor.rank == 0 and self.pipeline.rank == 0
 
 
 def choose_device(name: str | None) -> torch.device:
@@ -84,46 +98,90 @@ def _meeting_place(timeout: timedelta) -> tuple[Any, int, int]:
 
 
 def world_size() -> int:
-    """Return the number of processes that the launcher started (1 without a launcher)."""
+    """Return the number of processes that the launcher, or Slurm, started (1 without either)."""
+    adopt_environment()
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_processes() -> int:
-    """Return the number of processes that the launcher started on this host."""
+    """Return the number of processes that the launcher, or Slurm, started on this host."""
+    adopt_environment()
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def global_rank() -> int:
-    """Return this process's rank as the launcher numbered it."""
+    """Return this process's rank as the launcher, or Slurm, numbered it."""
+    adopt_environment()
     return int(os.environ.get("RANK", "0"))
 
 
+_DIMENSIONS = ("tensor", "context", "data", "pipeline", "replicas", "expert", "expert_replicas", "shard", "repeat")
+
+
 def join(layout: ParallelLayout, device: torch.device, timeout_seconds: float = 1800.0) -> Processes:
-    """Join the process group, if there are several processes, and make the layout's communicators."""
+    """Join the process group, if there are several processes, and make the layout's communicators.
+
+    Args:
+        timeout_seconds: how long an operation between processes may take before it is explained and all end.
+    """
     if layout.world == 1:
-        return Processes(layout, alone("world"), alone("data"), alone("tensor"), device)
-    timeout = timedelta(seconds=timeout_seconds)
+        return Processes(layout, device, alone("world"), **{name: alone(name) for name in _DIMENSIONS})
+    # The watching thread's explanation comes first; the groups' own timeout is for where the thread cannot run.
+    timeout = timedelta(seconds=timeout_seconds + 60.0)
     if not dist.is_initialized():
+        if local_processes() < world_size():
+            settle_network(os.environ.get("MASTER_ADDR", ""))
         store, number, size = _meeting_place(timeout)
         backend = "nccl" if device.type == "cuda" else "gloo"
-        own = dist.PrefixStore(f"dufu-join-{_meeting.joins}", store)
+        # A launcher's store outlives the processes of an attempt.
+        unique = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{_meeting.joins}"
+        own = dist.PrefixStore(f"dufu-join-{unique}", store)
         dist.init_process_group(backend, store=own, rank=number, world_size=size, timeout=timeout)
+        start_watching(store, f"dufu-watch-{unique}", number, size, timeout_seconds)
     rank = dist.get_rank()
+    made: dict[tuple[tuple[int, ...], ...], Communicator] = {}  # dimensions of the same processes share a communicator
 
-    def communicator(name: str, groups: list[list[int]]) -> Communicator:
-        mine = next(g for g in groups if rank in g)
-        if len(mine) == 1:
-            return Communicator(name, None, mine, 0)
-        if len(mine) == layout.world:
-            return Communicator(name, dist.group.WORLD, mine, rank)
-        group, _ = dist.new_subgroups_by_enumeration(groups, timeout=timeout)
-        return Communicator(name, group, mine, mine.index(rank))
+    def communicator(name: str) -> Communicator:
+        groups = layout.groups(name)
+        if len(groups[0]) == 1:
+            return Communicator(name, None, next(g for g in groups if rank in g), 0)
+        key = tuple(sorted(map(tuple, groups)))
+        if key not in made:
+            mine = next(g for g in groups if rank in g)
+            group = None
+            if len(mine) == layout.world:
+                group = dist.group.WORLD
+            else:
+                group, _ = dist.new_subgroups_by_enumeration(groups, timeout=timeout)
+            made[key] = Communicator(name, group, mine, mine.index(rank))
+        return made[key]
 
+    communicators = {name: communicator(name) for name in _DIMENSIONS}
     world = Communicator("world", dist.group.WORLD, list(range(layout.world)), rank)
-    data = communicator("data", layout.data_groups())
-    tensor = communicator("tensor", layout.tensor_groups())
-    _joined.update((world, data, tensor))
-    return Processes(layout, world, data, tensor, device)
+    _joined.update((world, *made.values()))
+    return Processes(layout, device, world, **communicators)
+
+
+def subset(processes: Processes, name: str, members: list[int]) -> Communicator:
+    """Return a communicator of some of the pipeline's processes, for each pipeline; every process calls it alike.
+
+    Args:
+        members: places in the pipeline.
+    """
+    layout, rank = processes.layout, processes.rank
+    members = sorted(members)
+    if len(members) == layout.pipeline:
+        return processes.pipeline
+    rows = layout.groups("pipeline")
+    groups = [[row[p] for p in members] for row in rows] + [[row[p]] for row in rows for p in range(len(row)) if p not in members]
+    mine = next(g for g in groups if rank in g)
+    group: Any = None
+    for each in groups:
+        made = dist.new_group(each) if len(each) > 1 else None
+        group = made if each == mine else group
+    found = Communicator(name, group, mine, mine.index(rank))
+    _joined.add(found)
+    return found
 
 
 def leave() -> None:
@@ -132,6 +190,7 @@ def leave() -> None:
     A gloo thread that has just carried a message waits for the interpreter to give up the message's tensor; if the interpreter ends
     first, the process aborts. Giving up every reference to the groups ends the threads in order.
     """
+    stop_watching()
     for communicator in _joined:
         communicator.group = None
     _joined.clear()

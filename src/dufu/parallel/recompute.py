@@ -25,10 +25,10 @@ def _keep_products(context: Any, operation: Any, *args: Any, **kwargs: Any) -> C
 
 
 def recompute_units(units: dict[str, nn.Module], mode: str) -> list[str]:
-    """Make every unit but the first and the last recompute its activations in backward; return their names.
+    """Make units recompute their activations in backward; return their names.
 
     Args:
-        units: the model's chain.
+        units: those of the chain between the first and the last.
         mode: "full" keeps only the unit's input; "selective" also the results of matrix products and attention.
 
     dufu's own dropout masks are a function of the tokens' keys, which are the unit's input; PyTorch's generator is restored too.
@@ -36,7 +36,7 @@ def recompute_units(units: dict[str, nn.Module], mode: str) -> list[str]:
     contexts: dict[str, Any] = {}
     if mode == "selective":
         contexts["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_products)
-    names = list(units)[1:-1]
+    names = list(units)
     for name in names:
         unit = units[name]
         unit.forward = _recomputed(unit.forward, contexts)  # type: ignore[method-assign]

@@ -12,33 +12,44 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dufu.parallel import faults
-from dufu.parallel.collectives import Communicator
 from dufu.parallel.order import GradientOrder
-from dufu.parallel.parameters import Entry, ParameterInfo, Piece, fill, give_memory
-from dufu.parallel.store import Options
+from dufu.parallel.parameters import Entry, ParameterInfo, Piece, fill, give_memory, is_first, spread_of
+from dufu.parallel.process import Processes
+from dufu.parallel.store import Completion, Options, Ties, chunk_of, in_order_of_backward
 
 
 class FlatShard:
-    """One flat buffer and this process's stretch of it."""
+    """One flat buffer and this process's stretch of it.
+
+    Args:
+        infos: parameters that lie in it, alike in everything that matters to how they are summed.
+        options: the optimizer's settings for them.
+        processes: of the layout.
+        dtype: of the buffer.
+        master: whether the stretch is float32 whatever the buffer is.
+        completion: the sums of the gradient beyond the replicas.
+    """
 
     def __init__(
         self,
         infos: list[ParameterInfo],
         options: Options,
-        data: Communicator,
-        device: torch.device,
+        processes: Processes,
         dtype: torch.dtype,
         master: bool,
         seed: int,
+        completion: Completion,
     ) -> None:
-        self.infos, self.data, self.dtype = infos, data, dtype
+        spread, device = spread_of(infos[0], processes), processes.device
+        data = spread.shard
+        self.infos, self.data, self.dtype, self.completion = infos, data, dtype, completion
         self.trained = infos[0].parameter.requires_grad
         self.offsets: list[int] = []
         total = 0
@@ -58,7 +69,10 @@ class FlatShard:
                 fill(info, seed, values[piece.start : piece.start + piece.length], region)
         if not master:
             values = values.to(dtype)
-        self.entry = Entry(nn.Parameter(values, requires_grad=self.trained), pieces, options, infos[0].divided, unsharded=False)
+        self.entry = Entry(
+            nn.Parameter(values, requires_grad=self.trained), pieces, options, infos[0].divided, unsharded=False,
+            spread=spread, first=is_first(infos[0], processes),
+        )  # fmt: skip
         self.full = torch.empty(self.stretch * data.size, dtype=dtype, device=device)
         self.resident = True
         self._kept: Tensor | None = None  # stage 1, half precision: float32 gradients of the micro-batches so far
@@ -110,13 +124,21 @@ class FlatShard:
         if self.dtype != self.entry.tensor.dtype:
             self._kept = self._take_gradients().to(self.entry.tensor.dtype)
 
+    def complete(self) -> None:
+        """Finish the gradient: zeros where nothing was reduced, and the sums beyond the processes that share the buffer."""
+        tensor = self.entry.tensor
+        if tensor.grad is None:
+            tensor.grad = torch.zeros_like(tensor)
+        self.entry.spread.repeat.sum_(tensor.grad)
+        self.completion.sum_(tensor.grad)
+
     def forget_gradients(self) -> None:
         """Drop what was kept."""
         self._kept = None
 
 
 class ShardedParameters:
-    """Parameters sharded over the data-parallel processes; the arguments are those of WholeParameters, and the stage and units."""
+    """Parameters sharded over the replicas; the arguments are those of WholeParameters, and the stage and the units by name."""
 
     sharded = True
 
@@ -124,35 +146,44 @@ class ShardedParameters:
         self,
         infos: list[ParameterInfo],
         options: dict[nn.Parameter, Options],
-        data: Communicator,
-        device: torch.device,
+        processes: Processes,
         compute_dtype: torch.dtype,
         master: bool,
         seed: int,
+        chunks: Sequence[Sequence[str]],
+        ties: Ties,
         stage: int,
         units: dict[str, nn.Module],
     ) -> None:
-        self.infos, self.data, self.stage = infos, data, stage
+        self.infos, self.stage = infos, stage
+        self.shapes = {info.name: info.shape for info in infos}
         groups: dict[tuple[Any, ...], list[ParameterInfo]] = {}
-        order = [u for u in reversed(units) if any(i.unit == u for i in infos)] + ["shared"]
-        for unit in order:
-            for info in infos:
-                if info.unit == unit:
-                    settings = json.dumps(options.get(info.parameter, {}), sort_keys=True, default=str)
-                    key = (unit, settings, info.divided, info.parameter.requires_grad)
-                    groups.setdefault(key, []).append(info)
+        for info in in_order_of_backward(infos, list(units)):
+            unit = info.unit if len(info.units) == 1 else ""
+            settings = json.dumps(options.get(info.parameter, {}), sort_keys=True, default=str)
+            alike = (info.divided, info.parameter.requires_grad, info.expert, info.partial, info.holders)
+            groups.setdefault((chunk_of(info, chunks), unit, settings, *alike), []).append(info)
         self.flats: list[FlatShard] = []
-        for group in groups.values():
-            flat = FlatShard(group, options.get(group[0].parameter, {}), data, device, compute_dtype, master, seed)
+        self._of_chunk: dict[int | None, list[FlatShard]] = {number: [] for number in (*range(len(chunks)), None)}
+        for (chunk, *_), group in groups.items():
+            completion = Completion(group[0], processes, ties)
+            flat = FlatShard(group, options.get(group[0].parameter, {}), processes, compute_dtype, master, seed, completion)
             if stage == 3:
                 flat.release()
             else:
                 flat.gather()
             self.flats.append(flat)
+            self._of_chunk[chunk].append(flat)
         self.entries = [flat.entry for flat in self.flats if flat.trained]
         self.frozen = [flat.entry for flat in self.flats if not flat.trained]
-        self._trained = [flat for flat in self.flats if flat.trained]
-        self._order = GradientOrder([[i.parameter for i in flat.infos] for flat in self._trained], self._reduce)
+        self._trained = {chunk: [flat for flat in flats if flat.trained] for chunk, flats in self._of_chunk.items()}
+        self._orders = {
+            chunk: GradientOrder(
+                [[i.parameter for i in flat.infos] if chunk is not None else [] for flat in flats],
+                lambda place, flats=flats: self._reduce(flats[place]),  # type: ignore[misc]
+            )
+            for chunk, flats in self._trained.items()
+        }
         if stage == 3:
             self._install(units)
 
@@ -164,33 +195,35 @@ class ShardedParameters:
             unit.register_forward_pre_hook(_before(mine))
             unit.register_forward_hook(_after(mine, keep=name == last), always_call=True)
 
-    def start_micro_batch(self, last: bool) -> None:
+    def start_backward(self, chunk: int, last: bool) -> None:
         """See ParameterStore."""
         if self.stage > 1 or last:
-            self._order.arm()
+            self._orders[chunk].arm()
 
-    def _reduce(self, number: int) -> None:
-        flat = self._trained[number]
+    def _reduce(self, flat: FlatShard) -> None:
         flat.reduce()
         if self.stage == 3:
             flat.release()
 
-    def end_micro_batch(self) -> None:
+    def end_backward(self, chunk: int, last: bool) -> None:
         """See ParameterStore."""
-        if self._order.armed:
-            self._order.complete()
+        if self._orders[chunk].armed:
+            self._orders[chunk].complete()
         elif self.stage == 1:
-            for flat in self._trained:
+            for flat in self._trained[chunk]:
                 flat.keep_gradients()
+        for flat in self._trained[None]:  # used by several chunks: complete, and reduced, only at the end
+            flat.keep_gradients()
         if self.stage == 3:
-            for flat in self.flats:
+            for flat in (*self._of_chunk[chunk], *self._of_chunk[None]):
                 flat.release()
 
     def finish(self) -> None:
         """See ParameterStore."""
-        for entry in self.entries:
-            if entry.tensor.grad is None:
-                entry.tensor.grad = torch.zeros_like(entry.tensor)
+        self._orders[None].complete()
+        for flat in self.flats:
+            if flat.trained:
+                flat.complete()
 
     def publish(self) -> None:
         """See ParameterStore."""

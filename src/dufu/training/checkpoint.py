@@ -207,7 +207,7 @@ def load_weights(reader: CheckpointReader, store: ParameterStore, averaged: bool
     Raises:
         CheckpointError: names are missing, unexpected or misshaped (all are listed), or there are no averages.
     """
-    compare_names(reader, {info.name: info.shape for info in store.infos})
+    compare_names(reader, store.shapes)
     if averaged and not reader.has(AVERAGE):
         raise CheckpointError(f"{reader.folder}: holds no averaged weights; set train.ema.enabled=false")
     with torch.no_grad():

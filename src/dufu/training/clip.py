@@ -15,15 +15,16 @@ from dufu.parallel.store import ParameterStore
 def global_norm(store: ParameterStore, processes: Processes, norm_type: float = 2.0) -> Tensor:
     """Return the p-norm of the whole gradient, each element counted once, equal on every process.
 
-    Replicated parameters count on the first tensor-parallel process only; sharded ones on each process for its stretch.
+    Of equal copies one counts. Where every process holds the whole gradient, each counts for itself and nothing is sent.
     """
-    counted = [e for e in store.entries if e.divided or processes.tensor.rank == 0]
-    total = _power_sum(counted, norm_type, processes.device)
-    for communicator in (processes.tensor, *([processes.data] if store.sharded else [])):
+    layout = processes.layout
+    everywhere = layout.tensor == layout.pipeline == layout.expert == 1 and not store.sharded
+    total = _power_sum([e for e in store.entries if everywhere or e.counted], norm_type, processes.device)
+    if not everywhere:
         if math.isinf(norm_type):
-            communicator.max_(total)
+            processes.world.max_(total)
         else:
-            communicator.sum_(total)
+            processes.world.sum_(total)
     return total if math.isinf(norm_type) else total.pow(1.0 / norm_type)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,22 +23,30 @@ from dufu.training.step import Totals
 
 def reduce_totals(totals: Totals, distributed: Distributed) -> dict[str, float]:
     """Return the sums over all processes, in one message."""
-    if not totals.sums:
-        return {}
-    names = sorted(totals.sums)
-    packed = torch.stack([totals.sums[name].double() for name in names])
-    distributed.processes.data.sum_(packed)
+    names, processes = _names(totals, distributed), distributed.processes
+    packed = torch.zeros(len(names), dtype=torch.float64, device=processes.device)
+    for place, name in enumerate(names):
+        if name in totals.sums:
+            packed[place] = totals.sums[name]
+    processes.replicas.sum_(packed)
+    processes.pipeline.sum_(packed)
     return dict(zip(names, packed.tolist()))
 
 
+def _names(totals: Totals, distributed: Distributed) -> list[str]:
+    """Return the names of all sums: those of the pipeline's last stage, which alone has any."""
+    return sorted({name for names in distributed.processes.pipeline.objects(list(totals.sums)) for name in names})
+
+
 def gather_totals(totals: Totals, distributed: Distributed) -> dict[str, list[float]]:
-    """Return each data-parallel process's own sums, in one message."""
-    if not totals.sums:
-        return {}
-    names, data = sorted(totals.sums), distributed.processes.data
-    packed = torch.zeros(data.size, len(names), dtype=torch.float64, device=distributed.processes.device)
-    packed[data.rank] = torch.stack([totals.sums[name].double() for name in names])
-    data.sum_(packed)
+    """Return each replica's own sums."""
+    names, processes = _names(totals, distributed), distributed.processes
+    packed = torch.zeros(processes.replicas.size, len(names), dtype=torch.float64, device=processes.device)
+    for place, name in enumerate(names):
+        if name in totals.sums:
+            packed[processes.replicas.rank, place] = totals.sums[name]
+    processes.replicas.sum_(packed)
+    processes.pipeline.sum_(packed)
     return dict(zip(names, packed.T.tolist()))
 
 
@@ -93,11 +101,12 @@ def evaluate(
     try:
         with torch.no_grad(), precision.autocast(processes.device):
             for batch in evaluation_batches(dataset, micro, processes.data.rank, processes.data.size, processes.device, limit):
-                for name, value in model(batch).items():
+                result = distributed.runner.forward(batch)
+                for name, value in (result or {}).items():
                     totals.add(name, value)
                 if any(metric.needs_scores for metric in metrics):
-                    pairs = scored_pairs(model, batch)
-                    for each in measured:
+                    pairs = scored_pairs(distributed.runner.forward, model.objectives, batch)
+                    for each in measured if pairs else ():
                         each.update(pairs)
     finally:
         model.train(was_training)
@@ -105,14 +114,20 @@ def evaluate(
     found = metrics_of(sums, model.objectives)
     if len(model.objectives) == 1:
         found["perplexity"] = exponential(found["loss"])
-    for each in measured:
-        found |= each.values(sums, model.objectives, processes.data)
+    if distributed.runner.has_result:
+        for each in measured:
+            found |= each.values(sums, model.objectives, processes.replicas)
     found["tokens"] = int(sums["tokens"])
-    return found
+    everywhere = processes.pipeline.objects(found if distributed.runner.has_result else None)
+    return next(each for each in reversed(everywhere) if each is not None)
 
 
-def scored_pairs(model: Any, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return (scores (N, C), labels (N,)) of what each objective scores in a batch.
+def scored_pairs(forward: Callable[[Batch], Any], objectives: Iterable[str], batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return (scores (N, C), labels (N,)) of what each objective scores in a batch; nothing where the pipeline does not end.
+
+    Args:
+        forward: gives scores for a batch without labels; None where the pipeline does not end.
+        objectives: the model's.
 
     A model whose forward without labels returns a dict names its scores by objective; the labels are then in `batch.extra` under
     `OBJECTIVE_labels`, or else the batch's own, or the only ones there are.
@@ -121,8 +136,10 @@ def scored_pairs(model: Any, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
         ConfigError: scores and labels do not belong together.
     """
     hidden = {name: value for name, value in batch.extra.items() if not name.endswith("labels")}
-    scores = model(replace(batch, labels=None, extra=hidden))
-    named: dict[str, Tensor] = scores if isinstance(scores, dict) else {next(iter(model.objectives)): scores}
+    scores = forward(replace(batch, labels=None, extra=hidden))
+    if scores is None:
+        return {}
+    named: dict[str, Tensor] = scores if isinstance(scores, dict) else {next(iter(objectives)): scores}
     pairs = {}
     for name, value in named.items():
         own = [value for key, value in batch.extra.items() if key.endswith("labels")]
@@ -156,11 +173,11 @@ class _Measured:
             value = value.double()
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
-    def values(self, sums: dict[str, float], objectives: dict[str, str], data: Communicator) -> dict[str, float]:
+    def values(self, sums: dict[str, float], objectives: dict[str, str], replicas: Communicator) -> dict[str, float]:
         """Return the metric over all processes; called by all of them."""
         if self.metric.keeps_rows:
-            parts = data.objects(torch.cat(self.rows))
+            parts = replicas.objects(torch.cat(self.rows))
             return self.metric.of_rows(torch.cat(parts))
         for value in self.sums.values():
-            data.sum_(value)
+            replicas.sum_(value)
         return self.metric.of_sums(self.sums, sums, objectives)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from dufu.config.schema import defaults
 from dufu.data.tokenizer import TextTokenizer, load_tokenizer
 from dufu.parallel.build import Distributed
 from dufu.parallel.layout import layout_from_config
@@ -59,13 +60,8 @@ def load(folder: str | Path, overrides: Sequence[str] = (), data: Sequence[str] 
         DufuError: no complete checkpoint, a damaged one, or an impossible layout.
     """
     path = find_checkpoint(folder)
-    alone = ("train.dist.data_parallel_size=null", "train.dist.tensor_parallel_size=1")
-    unsharded = (
-        "train.zero_optimization.enabled=false",
-        "train.zero_optimization.stage=null",
-        "train.activation_checkpoint.enabled=false",
-    )
-    config = effective_config(path / "config.yaml", [*alone, *unsharded, *overrides], data)
+    own = [*defaults("train.dist"), *defaults("train.zero_optimization"), "train.activation_checkpoint.enabled=false"]
+    config = effective_config(path / "config.yaml", [*own, *overrides], data)
     layout = layout_from_config(config.train, world_size())
     settle_allocator()
     settle_threads(1)

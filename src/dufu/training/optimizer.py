@@ -61,13 +61,15 @@ def bind(optimizer: torch.optim.Optimizer, distributed: Distributed) -> None:
     if not isinstance(optimizer, WholeParameterOptimizer):
         return
     store, processes = distributed.store, distributed.processes
+    # Processes of the pipeline hold different parameters, or the same ones alike: nothing is summed over them.
+    over_replicas = store.sharded or any(entry.pieces[0].info.expert for entry in store.entries if entry.pieces)
     parts: dict[Tensor, list[Part]] = {
         entry.tensor: [
             Part(
                 name=piece.info.name,
                 start=piece.start,
                 blocks=tuple((b.row, b.rows, b.col, b.cols) for b in piece.region.blocks),
-                counted=entry.divided or processes.tensor.rank == 0,
+                counted=(entry.divided or processes.tensor.rank == 0) and (entry.counted_among_replicas or not over_replicas),
             )
             for piece in entry.pieces
         ]
@@ -78,10 +80,10 @@ def bind(optimizer: torch.optim.Optimizer, distributed: Distributed) -> None:
         if faults.active("optim.skip_sum"):
             return
         processes.tensor.sum_(packed)
-        if store.sharded:
-            processes.data.sum_(packed)
+        if over_replicas:
+            processes.replicas.sum_(packed)
 
-    optimizer.bind(parts, {i.name: i.shape for i in distributed.infos if i.parameter.requires_grad}, sum_)
+    optimizer.bind(parts, {i.name: i.shape for i in store.infos if i.parameter.requires_grad}, sum_)
 
 
 def build_schedule(config: DictConfig, optimizer: torch.optim.Optimizer) -> Any:

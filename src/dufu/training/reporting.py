@@ -52,9 +52,12 @@ class MetricsHook(Hook):
         """Begin with the sums of the unfinished period: each process with its own, so that every further sum is the same to the last
         bit; in another layout the first process with all of them.
         """
-        data = trainer.train_step.distributed.processes.data
+        if not trainer.train_step.distributed.runner.has_result:
+            self._tokens_before, self._saved = sum(self._saved.get("tokens", [])), {}
+            return
+        replicas = trainer.train_step.distributed.processes.replicas
         for name, parts in self._saved.items():
-            mine = parts[data.rank] if len(parts) == data.size else sum(parts) if data.rank == 0 else 0.0
+            mine = parts[replicas.rank] if len(parts) == replicas.size else sum(parts) if replicas.rank == 0 else 0.0
             value = torch.tensor(mine, dtype=torch.float64, device=trainer.train_step.distributed.processes.device)
             trainer.train_step.totals.sums[name] = value
         self._tokens_before = sum(self._saved.get("tokens", []))

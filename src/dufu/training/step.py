@@ -68,7 +68,7 @@ class TrainStep:
         """Return what each objective scores in the global batch; tell and learn whether any process wants to stop."""
         processes, model = self.distributed.processes, self.distributed.model
         names = sorted(set(model.objectives.values()))
-        mine = [model.counts(b) for b in batches] if processes.tensor.rank == 0 else []
+        mine = [model.counts(batch) for batch in batches] if processes.counts_tokens else []
         numbers = [float(sum(c[name] for c in mine)) for name in names]
         wishes = [float(stop == wish) for wish in _WISHES]
         packed = torch.tensor([*numbers, *wishes], dtype=torch.float64, device=processes.device)
@@ -90,15 +90,13 @@ class TrainStep:
         counts = self.count(batches, stop)
         scale = self.scaler.scale if self.scaler else 1.0
         store.zero_grad()
-        for number, batch in enumerate(batches):
-            store.start_micro_batch(last=number == len(batches) - 1)
-            with self.precision.autocast(device):
-                sums: dict[str, Tensor] = model(batch)
-            losses = [sums[name].float() / counts[by] for name, by in model.objectives.items()]
-            (torch.stack(losses).sum() * scale).backward()
-            store.end_micro_batch()
+
+        def loss(sums: dict[str, Tensor]) -> Tensor:
             for name, value in sums.items():
                 self.totals.add(name, value)
+            return torch.stack([sums[name].float() / counts[by] for name, by in model.objectives.items()]).sum() * scale
+
+        self.distributed.runner.train(batches, lambda: self.precision.autocast(device), loss)
         store.finish()
         self.schedule.set(step)
         self.lr = self.optimizer.param_groups[0]["lr"]

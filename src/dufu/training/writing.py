@@ -47,14 +47,14 @@ class Pieces:
     scalars: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-def _mine(store: ParameterStore, entries: list[Entry], processes: Processes) -> Iterator[bool]:
+def _mine(entries: list[Entry]) -> Iterator[bool]:
     """Say of each entry whether this process saves it: of equal copies one does, so that all have about as much to write."""
-    data, total = processes.data, sum(e.tensor.numel() for e in entries)
-    before = 0
+    total, before = sum(e.tensor.numel() for e in entries), 0
     for entry in entries:
-        writer = data.rank if store.sharded else before * data.size // max(1, total)
+        copies = entry.spread.reduce if entry.unsharded else entry.spread.repeat
+        writer = before * copies.size // max(1, total)
         before += entry.tensor.numel()
-        yield writer == data.rank and (entry.divided or processes.tensor.rank == 0)
+        yield entry.first and writer == copies.rank
 
 
 def take_pieces(
@@ -68,7 +68,7 @@ def take_pieces(
     """
     pieces = Pieces()
     entries = [*store.entries, *store.frozen]
-    chosen = {id(entry) for entry, mine in zip(entries, _mine(store, entries, processes)) if mine}
+    chosen = {id(entry) for entry, mine in zip(entries, _mine(entries)) if mine}
     file = f"rank_{processes.rank:05d}.safetensors"
 
     def take(kind: str, name: str, shape: tuple[int, ...], region: Region, stretch: Tensor) -> None:
@@ -87,9 +87,12 @@ def take_pieces(
         for piece in entry.pieces:
             if count := piece.region.numel:
                 take(kind, piece.info.name, piece.info.shape, piece.region, flat[piece.start : piece.start + count])
-    if isinstance(optimizer, WholeParameterOptimizer) and processes.data.rank == processes.tensor.rank == 0:
+    if isinstance(optimizer, WholeParameterOptimizer) and processes.replicas.rank == processes.tensor.rank == 0:
+        holder = {info.name: info.holders[0] for info in store.infos}
         for kind, tensors in optimizer.named_state().items():
             for name, tensor in tensors.items():
+                if holder[name] != processes.pipeline.rank:
+                    continue
                 take(kind, name, tuple(tensor.shape), whole_region(tuple(tensor.shape)), tensor.reshape(-1))
     for entry in store.entries:
         if id(entry) not in chosen:
