@@ -178,7 +178,8 @@ class MixtureOfExperts(nn.Module):
     def _mix(self, x: Tensor, logits: Tensor, routing: Routing) -> Tensor:
         # Tensor-parallel processes hold parts of each expert: the gradients of what meets them, tokens and weights, are summed. The
         # losses are computed alike by all, and theirs are not.
-        chosen, weights = self.router.choose(self.split.enter(logits))
+        with torch.autocast(x.device.type, enabled=False):  # what travels is not rounded, as the router's scores are not
+            chosen, weights = self.router.choose(self.split.enter(logits))
         kept = self._kept(chosen, self.split.whole(logits), routing)
         x = self.split.enter(x)
         out = self._spread(x.flatten(0, 1), chosen.flatten(0, 1), weights.flatten(0, 1), kept)

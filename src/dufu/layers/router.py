@@ -161,7 +161,8 @@ def measure_usage(chosen: Tensor, experts: int, routing: Routing, positions: Pos
     packed = torch.zeros(batch, experts + 2, device=chosen.device)
     packed.scatter_add_(1, chosen.flatten(1), real.unsqueeze(-1).expand(chosen.shape).flatten(1))
     packed[:, experts], packed[:, experts + 1] = real.sum(1), scored.sum(1)
-    packed = positions.sum_(packed)
+    if routing.places is not None:
+        packed = positions.sum_(packed)
     return Usage(packed[:, :experts], packed[:, experts], packed[:, experts + 1])
 
 

@@ -53,6 +53,10 @@ class Region:
             found.extend(_rectangles(block, low, high))
         return Region(tuple(found))
 
+    def within(self, outer: Block) -> Region:
+        """Return where this region lies in a larger tensor of which the one it describes is the rectangle `outer`."""
+        return Region(tuple(Block(outer.row + b.row, b.rows, outer.col + b.col, b.cols) for b in self.blocks))
+
     def views(self, memory: Tensor) -> Iterator[tuple[Block, Tensor]]:
         """Yield each rectangle with its (rows, cols) view of the flat local memory."""
         offset = 0

@@ -13,6 +13,8 @@ from dufu.parallel import faults
 from dufu.parallel.collectives import Communicator
 from dufu.parallel.region import Region, split_region
 
+Placed = dict[nn.Parameter, tuple[tuple[int, ...], Region]]  # of each part the whole's shape, and the region that it holds
+
 
 class _Enter(torch.autograd.Function):
     """Identity forward, sum of gradients backward."""
@@ -81,8 +83,18 @@ class TensorSplit(Split):
         return x
 
 
-def split_model(model: nn.Module, communicator: Communicator) -> dict[nn.Parameter, tuple[tuple[int, ...], Region]]:
+def _within(shape: tuple[int, ...], region: Region, outer: tuple[tuple[int, ...], Region] | None) -> tuple[tuple[int, ...], Region]:
+    if outer is None:
+        return shape, region
+    (block,) = outer[1].blocks
+    return outer[0], region.within(block)
+
+
+def split_model(model: nn.Module, communicator: Communicator, experts: Placed | None = None) -> Placed:
     """Replace each splittable parameter by this process's part, a shared one by one part.
+
+    Args:
+        experts: parameters that are already parts, whole rows of a larger one: what `split_experts` returned.
 
     Returns:
         For each new parameter the whole's shape and the region that lies here.
@@ -90,7 +102,7 @@ def split_model(model: nn.Module, communicator: Communicator) -> dict[nn.Paramet
     Raises:
         LayoutError: a parameter is shared by layers that would split it in different ways, or not at all.
     """
-    placed: dict[nn.Parameter, tuple[tuple[int, ...], Region]] = {}
+    placed: Placed = {}
     parts: dict[nn.Parameter, tuple[nn.Parameter, SplitRule, str]] = {}
     if communicator.size == 1:
         return placed
@@ -108,7 +120,7 @@ def split_model(model: nn.Module, communicator: Communicator) -> dict[nn.Paramet
             if whole not in parts:
                 shape, region = split_region(tuple(whole.shape), rule, communicator.rank, communicator.size)
                 part = nn.Parameter(torch.empty(shape, dtype=whole.dtype, device=whole.device), requires_grad=whole.requires_grad)
-                placed[part], parts[whole] = (tuple(whole.shape), region), (part, rule, name)
+                placed[part], parts[whole] = _within(tuple(whole.shape), region, (experts or {}).get(whole)), (part, rule, name)
             elif parts[whole][1] != rule:
                 raise LayoutError(f"{parts[whole][2]} and {name} are one parameter, but the two layers split it in different ways")
             setattr(module, leaf, parts[whole][0])
