@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dufu.errors import ConfigError
@@ -141,6 +142,8 @@ def real_tokens(batch: Batch) -> Tensor | None:
     if batch.padding is not None:
         padding = batch.padding.bool()
         return padding[:, -batch.input_ids.shape[1] :] if places is None else padding[:, places]
-    if places is not None and "lengths" in batch.extra:  # a sample was padded only so that its positions divide
+    if "lengths" in batch.extra:  # samples were padded only so that their positions divide
+        if places is None:
+            places = torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device)
         return places < batch.extra["lengths"].unsqueeze(-1)
     return None
