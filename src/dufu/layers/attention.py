@@ -69,7 +69,7 @@ def scaled_dot_product(
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, bias: Tensor | None) -> Tensor:
     queries, keys = q.shape[2], k.shape[2]
     # The kernel's own causal mask aligns the first query with the first key; ours the last with the last.
-    if bias is None and mask.causal and queries == keys:
+    if bias is None and mask.causal and queries == keys and (mask.held is None or mask.held.rows is None):
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     dense = mask.dense(queries, keys, q.device)
     if bias is not None:
@@ -96,6 +96,31 @@ def _explicit(
         scores = scores.masked_fill(~dense, float("-inf"))
     probs = torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype)
     return torch.matmul(dropout.attention(probs, keys, first_head), v)
+
+
+class Reach:
+    """The seam between attention and context parallelism: how queries reach the keys they may attend to.
+
+    By itself a process holds all keys. `dufu.parallel` puts another object in the place of `HERE` where it holds some.
+    """
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask,
+        scale: float,
+        dropout: Dropout,
+        keys: Tensor | None,
+        first_head: int,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """Return what the queries of this process attend to; the arguments are those of `scaled_dot_product`."""
+        return scaled_dot_product(q, k, v, mask, scale, dropout, keys, first_head, bias)
+
+
+HERE = Reach()
 
 
 class Attention(nn.Module):
@@ -148,6 +173,7 @@ class Attention(nn.Module):
             self.query_key_value = Linear(hidden_size, q + 2 * kv, bias, "col", init, sections=(q, kv, kv))
         self.output = Linear(q, hidden_size, bias, "row", output_init or init)
         self.dropout = Dropout(attention_dropout_prob)
+        self.reach: Reach = HERE
 
     def check_split(self, parts: int) -> None:
         """Raise LayoutError when the heads do not divide over `parts` processes."""
@@ -180,7 +206,7 @@ class Attention(nn.Module):
             keys: (B, T) dropout keys of the tokens.
             memory: (B, S, hidden_size), the other sequence of cross attention.
             cache: keys and values of earlier tokens; new ones are added. Cross attention computes `memory`'s once.
-            bias: added to the scores, broadcastable to (B, heads of this process, T, S).
+            bias: added to the scores, broadcastable to (B, heads of this process, T, S); T and S as in the mask.
             rotation: of queries and keys, from RotaryEmbedding.
 
         Raises:
@@ -195,7 +221,7 @@ class Attention(nn.Module):
                 raise ConfigError("memory was given to self-attention; build Attention(..., is_cross_attention=True)")
             q, k, v = self._within(hidden, cache, rotation)
         first_head = self.output.split.rank * q.shape[1]
-        out = scaled_dot_product(q, k, v, as_mask(mask), self.scale, self.dropout, keys, first_head, bias)
+        out = self.reach.attend(q, k, v, as_mask(mask), self.scale, self.dropout, keys, first_head, bias)
         result: Tensor = self.output(out.transpose(1, 2).flatten(2))
         return result
 

@@ -1,6 +1,7 @@
 """Position as a bias on attention scores: ALiBi and T5's relative buckets, for this process's heads only.
 
-The distance of two tokens is that of their places in the sequence, the last query being the last key, as in every mask.
+The distance of two tokens is that of their places in the sequence, the last query being the last key, as in every mask, unless the
+queries' places are given (`Held.rows`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from dufu.layers.initial import Described, Initial, Normal
 from dufu.layers.split import WHOLE, Split, SplitRule
 
 
-def _distances(queries: int, keys: int, device: torch.device | None) -> Tensor:
+def _distances(queries: int, keys: int, device: torch.device | None, places: Tensor | None) -> Tensor:
     """Return (queries, keys): place of the key minus place of the query."""
-    return torch.arange(keys, device=device) - torch.arange(keys - queries, keys, device=device)[:, None]
+    rows = torch.arange(keys - queries, keys, device=device) if places is None else places.to(device)
+    return torch.arange(keys, device=device) - rows[:, None]
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -50,12 +52,14 @@ class AlibiBias(nn.Module):
                 f"{self.heads} attention heads do not divide over tensor_parallel_size={parts}; the nearest size that fits is {fits[-1]}"
             )
 
-    def forward(self, queries: int, keys: int | None = None, device: torch.device | None = None) -> Tensor:
-        """Return the bias of the last `queries` of `keys` tokens."""
+    def forward(
+        self, queries: int, keys: int | None = None, device: torch.device | None = None, places: Tensor | None = None
+    ) -> Tensor:
+        """Return the bias of the last `queries` of `keys` tokens, or of the queries at `places` (T,)."""
         mine = self.heads // self.split.size
         slopes = alibi_slopes(self.heads)[self.split.rank * mine : (self.split.rank + 1) * mine]
         steep = torch.tensor(slopes, device=device)[:, None, None]
-        return (-steep * _distances(queries, keys or queries, device).abs()).unsqueeze(0)
+        return (-steep * _distances(queries, keys or queries, device, places).abs()).unsqueeze(0)
 
 
 def relative_buckets(distances: Tensor, buckets: int, longest: int, bidirectional: bool) -> Tensor:
@@ -106,8 +110,8 @@ class RelativeBias(Described):
         self.splits = {"weight": SplitRule(1)}
         self.fill_alone()
 
-    def forward(self, queries: int, keys: int | None = None) -> Tensor:
-        """Return the bias of the last `queries` of `keys` tokens."""
-        distances = _distances(queries, keys or queries, self.weight.device)
+    def forward(self, queries: int, keys: int | None = None, places: Tensor | None = None) -> Tensor:
+        """Return the bias of the last `queries` of `keys` tokens, or of the queries at `places` (T,)."""
+        distances = _distances(queries, keys or queries, self.weight.device, places)
         rows = relative_buckets(distances, self.num_buckets, self.max_distance, self.bidirectional)
         return self.weight[rows].permute(2, 0, 1).unsqueeze(0)

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from dufu.errors import ConfigError
 from dufu.layers.random import counters, derive, keep_mask, keep_scale, stable_hash, threshold
+from dufu.layers.split import WHOLE, Split
 
 
 class _Masked(torch.autograd.Function):
@@ -54,6 +55,7 @@ class Dropout(nn.Module):
         _check("dropout", p)
         self.p = p
         self.place = place_of("")
+        self.stream: Split = WHOLE  # of whose positions x holds a stretch; keys are whole
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         """x (…, F) and keys (…), such as (B, T, F) and (B, T) → the shape of x."""
@@ -61,7 +63,7 @@ class Dropout(nn.Module):
             return x
         if keys is None:
             return functional.dropout(x, self.p, True)
-        return masked(x, keep_mask(derive(keys, self.place), x.shape[-1], self.p), keep_scale(self.p))
+        return masked(x, keep_mask(derive(self.stream.own(keys), self.place), x.shape[-1], self.p), keep_scale(self.p))
 
     def attention(self, probs: Tensor, keys: Tensor | None, first_head: int) -> Tensor:
         """Drop attention probabilities.
@@ -75,9 +77,18 @@ class Dropout(nn.Module):
             return probs
         if keys is None:
             return functional.dropout(probs, self.p, True)
-        heads = counters(first_head + 1, probs.shape[1], probs.device).view(1, -1, 1)
-        per_head = derive(derive(keys, self.place).unsqueeze(1), heads)
-        return masked(probs, keep_mask(per_head, probs.shape[-1], self.p), keep_scale(self.p))
+        return masked(probs, self.attention_mask(keys, first_head, probs.shape[1], probs.shape[-1]), keep_scale(self.p))
+
+    def attention_mask(self, keys: Tensor, first_head: int, heads: int, size: int, first: int = 0) -> Tensor:
+        """Return which probabilities stay: (B, heads, T, size) bool.
+
+        Args:
+            keys: (B, T) of the queries.
+            first_head: number of the first of the heads in the whole layer.
+            size: attended tokens, from place `first` of the whole sequence.
+        """
+        numbers = counters(first_head + 1, heads, keys.device).view(1, -1, 1)
+        return keep_mask(derive(derive(keys, self.place).unsqueeze(1), numbers), size, self.p, first)
 
     def extra_repr(self) -> str:
         """Describe the layer for print(model)."""

@@ -32,6 +32,7 @@ class Embedding(Described):
         if padding_idx is not None and not 0 <= padding_idx < num_embeddings:
             raise ConfigError(f"padding_idx={padding_idx}: a row of the table, 0 to {num_embeddings - 1}")
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
+        self.stream: Split = WHOLE  # whose positions are looked up
         rule: Initial = init or Normal(0.02)
         self.weight = nn.Parameter(torch.empty(num_embeddings, embedding_dim))
         self.initial = {"weight": rule if padding_idx is None else ZeroRow(rule, padding_idx)}
@@ -39,7 +40,7 @@ class Embedding(Described):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up each number's row."""
-        return functional.embedding(ids, self.weight, self.padding_idx)
+        return functional.embedding(self.stream.own(ids), self.weight, self.padding_idx)
 
     def extra_repr(self) -> str:
         """Describe the layer for print(model)."""

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from dufu.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Held:
+    """Which tokens of its samples a process holds, where several processes share each sample.
+
+    Args:
+        places: (T,) places of the tokens held, in their order here.
+        total: tokens of a whole sample.
+        rows: (T,) places of the queries that masks and biases have a row for; None = all `total`.
+        keys: (B, total) dropout keys of all tokens; needed where there is a row for queries that are not held.
+    """
+
+    places: Tensor
+    total: int
+    rows: Tensor | None
+    keys: Tensor | None = None
 
 
 class Mask:
@@ -18,13 +37,23 @@ class Mask:
         allowed: bool, broadcastable to (B, H, T, S), True where attention is allowed; None = everywhere.
         causal: the plain lower triangle, which fused kernels know by themselves; instead of `allowed`.
         may_be_empty: False where every query is known to have an allowed key, which saves looking.
+        held: which tokens the rows are of, where they are not the last ones of the keys.
+        looks_back: whether it is known that no query sees a later key.
 
     Raises:
         ConfigError: `allowed` is not bool, or is given together with `causal`.
     """
 
-    def __init__(self, allowed: Tensor | None = None, causal: bool = False, may_be_empty: bool = True) -> None:
-        self.allowed, self.causal = allowed, causal
+    def __init__(
+        self,
+        allowed: Tensor | None = None,
+        causal: bool = False,
+        may_be_empty: bool = True,
+        held: Held | None = None,
+        looks_back: bool = False,
+    ) -> None:
+        self.allowed, self.causal, self.held = allowed, causal, held
+        self.looks_back = looks_back or causal
         self.empty: Tensor | None = None  # (…, T or 1, 1), True for queries with nothing to attend to
         if allowed is None:
             return
@@ -42,7 +71,18 @@ class Mask:
         """Return the mask as a bool tensor, or None when everything is allowed."""
         if self.allowed is not None:
             return self.allowed
-        return causal_mask(queries, keys, device) if self.causal else None
+        return _lower(self.held, queries, keys, device) if self.causal else None
+
+    def part(self, queries: slice, keys: slice) -> Tensor | None:
+        """Return the rows and columns of some queries and keys, or None when everything in them is allowed."""
+        if self.allowed is not None:
+            rows = self.allowed if self.allowed.shape[-2] == 1 else self.allowed[..., queries, :]
+            return rows[..., keys]
+        if not self.causal:
+            return None
+        assert self.held is not None and self.held.rows is not None
+        places = self.held.rows[queries]
+        return places[:, None] >= torch.arange(keys.start, keys.stop, device=places.device)
 
 
 def as_mask(mask: Mask | Tensor | None) -> Mask:
@@ -55,6 +95,13 @@ def causal_mask(queries: int, keys: int, device: torch.device | None = None) -> 
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
+def _lower(held: Held | None, queries: int, keys: int, device: torch.device | None) -> Tensor:
+    """Return (queries, keys) bool: the keys at or before each query's place."""
+    if held is None or held.rows is None:
+        return causal_mask(queries, keys, device)
+    return held.rows[:, None] >= torch.arange(keys, device=held.rows.device)
+
+
 def build_mask(
     *,
     causal: bool,
@@ -63,15 +110,17 @@ def build_mask(
     padding: Tensor | None = None,
     documents: Tensor | None = None,
     device: torch.device | None = None,
+    held: Held | None = None,
 ) -> Mask:
     """Build the mask of a batch.
 
     Args:
         causal: whether a query sees no later key.
         queries: number of queries T.
-        keys: number of keys S; None = T. The queries are the last T of the S places.
+        keys: number of keys S; None = T, or with `held` all of its tokens. The queries are the last T of the S places.
         padding: (B, S) bool or integer, true for real keys.
         documents: (B, S) number of the document of each token; tokens see their own document only.
+        held: which tokens of the whole samples the queries are, instead of the last ones.
 
     Returns:
         The mask; the plain causal and the full one need no tensor.
@@ -79,21 +128,28 @@ def build_mask(
     Raises:
         ConfigError: padding or documents are of another length than the keys.
     """
+    rows = None if held is None else held.rows
+    if held is not None:
+        queries = held.total if rows is None else len(rows)
+        keys = held.total if keys is None else keys
     keys = queries if keys is None else keys
     for name, given in (("padding", padding), ("documents", documents)):
         if given is not None and given.shape[-1] != keys:
             raise ConfigError(f"the {name} of an attention mask covers {given.shape[-1]} tokens, but there are {keys} keys")
     if padding is None and documents is None:
-        if not causal or queries == 1:
-            return Mask()
-        return Mask(causal=True) if queries == keys else Mask(causal_mask(queries, keys, device), may_be_empty=keys < queries)
+        if not causal or (queries == 1 and rows is None):
+            return Mask(held=held)
+        if queries == keys or rows is not None:
+            return Mask(causal=True, held=held)
+        return Mask(causal_mask(queries, keys, device), may_be_empty=keys < queries, held=held)
     allowed: Tensor | None = None
     if padding is not None:
         allowed = padding.bool()[:, None, None, :]
     if documents is not None:
-        same = (documents[:, -queries:, None] == documents[:, None, :])[:, None]
+        of_queries = documents[:, -queries:] if rows is None else documents[:, rows]
+        same = (of_queries[:, :, None] == documents[:, None, :])[:, None]
         allowed = same if allowed is None else allowed & same
     assert allowed is not None
     if causal:
-        allowed = allowed & causal_mask(queries, keys, allowed.device)
-    return Mask(allowed, may_be_empty=padding is not None or keys < queries)
+        allowed = allowed & _lower(held, queries, keys, allowed.device)
+    return Mask(allowed, may_be_empty=padding is not None or keys < queries, held=held, looks_back=causal)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from dufu.errors import ConfigError, LayoutError
 from dufu.layers.embedding import Embedding
+from dufu.layers.split import WHOLE, Split
 
 
 def _check_length(positions: Tensor, longest: int) -> None:
@@ -25,7 +26,7 @@ class LearnedPositionalEmbedding(Embedding):
 
     def forward(self, positions: Tensor) -> Tensor:
         """Look up each position's row."""
-        _check_length(positions, self.num_embeddings)
+        _check_length(self.stream.own(positions), self.num_embeddings)
         return super().forward(positions)
 
 
@@ -51,9 +52,11 @@ class SinePositionalEmbedding(nn.Module):
                 f"SinePositionalEmbedding: embedding_dim={embedding_dim}: an even number, such as {embedding_dim + 1}"
             )
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.stream: Split = WHOLE  # whose positions are computed
 
     def forward(self, positions: Tensor) -> Tensor:
         """Compute each position's row."""
+        positions = self.stream.own(positions)
         _check_length(positions, self.num_embeddings)
         exponents = torch.arange(0, self.embedding_dim, 2, device=positions.device, dtype=torch.float64) / self.embedding_dim
         angles = positions.double().unsqueeze(-1) * 10000.0**-exponents

@@ -37,8 +37,16 @@ class Split:
         """Pass a replicated input into a divided product: identity; its gradient is summed over the parts."""
         return x
 
+    def whole(self, x: Tensor) -> Tensor:
+        """Return, at all positions, what every part computes alike from its own: identity; so is the gradient, of its own positions."""
+        return x
+
     def leave(self, x: Tensor) -> Tensor:
         """Sum the parts' partial results: every part gets the whole; the gradient passes as it is."""
+        return x
+
+    def own(self, x: Tensor) -> Tensor:
+        """Take this part's stretch of positions, (B, T, …) → (B, T or a part of it, …): of what is undivided, where parts share it."""
         return x
 
     def gather(self, x: Tensor) -> Tensor:

@@ -121,8 +121,8 @@ class ClassifierHead(nn.Module):
             return scores
         labels = batch.extra["sentence_labels"]
         scored = labels != IGNORE
-        real = torch.ones_like(batch.input_ids) if batch.padding is None else batch.padding
-        sums: Sums = {"sentences": scored.sum(), "tokens": (real.bool() & scored[:, None]).sum()}
+        tokens = scored.sum() * batch.length if batch.padding is None else (batch.padding.bool() & scored[:, None]).sum()
+        sums: Sums = {"sentences": scored.sum(), "tokens": tokens}
         if self.num_labels == 1:
             error = (scores[:, 0].float() - labels.float()).masked_fill(~scored, 0.0)
             return {"loss": error.square().sum(), **sums}
