@@ -1,22 +1,37 @@
-"""Start N copies of a command on this host through PyTorch's elastic agent, and end as they ended."""
+"""Start N copies of a command on each host, end as they ended, and begin again where that can help."""
 
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import signal
+import struct
 import sys
 import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from dufu.parallel.hosts import Hosts, settle_network
+from dufu.parallel.team import Failure, HostLost, Outcome, Team, Verdict, exit_status, judge
 
 # The file by which the processes of one launch agree who says what went wrong: the first to write its number into it.
 _SPEAKER = "DUFU_ERROR_FILE"
+# The file in which each process of this host keeps the number of its step, where its launcher finds it even after a kill.
+_STEPS = "DUFU_STEP_FILE"
+_NO_STEP = -1
 # A checkpoint is written before a stopped process ends.
 _GRACE_SECONDS = 600
+# Processes whose peers have failed have nothing to write.
+_FAILURE_GRACE_SECONDS = 30
+_POLL_SECONDS = 0.1
+
+ALONE = Hosts()
 
 
 def speak_for_all() -> bool:
@@ -34,6 +49,32 @@ def speak_for_all() -> bool:
     with os.fdopen(handle, "w", encoding="ascii") as file:
         file.write(mine)
     return True
+
+
+class _StepNote:
+    """This process's place in the launcher's file of steps: a write costs well under a microsecond."""
+
+    def __init__(self) -> None:
+        self._path: str | None = None
+        self._memory: mmap.mmap | None = None
+
+    def write(self, step: int) -> None:
+        path = os.environ.get(_STEPS)
+        if path != self._path:
+            self._path, self._memory = path, None
+            if path:
+                with suppress(OSError, ValueError), open(path, "r+b") as file:
+                    self._memory = mmap.mmap(file.fileno(), 0)
+        if self._memory is not None:
+            struct.pack_into("<q", self._memory, 8 * int(os.environ.get("LOCAL_RANK", "0")), step)
+
+
+_step_note = _StepNote()
+
+
+def note_step(step: int) -> None:
+    """Tell the launcher, if there is one, which step this process is making (counted from 0)."""
+    _step_note.write(step)
 
 
 def settle_worker() -> None:
@@ -54,61 +95,168 @@ def _outlive_no_launcher(launcher: int) -> None:
     os._exit(1)
 
 
-def exit_status(codes: Sequence[int]) -> int:
-    """Return the launcher's exit status from those of the processes that failed, the first one first.
+def launch(
+    arguments: Sequence[str],
+    processes: int,
+    max_restarts: int = 0,
+    hosts: Hosts = ALONE,
+    again: Sequence[str] = (),
+) -> int:
+    """Run `python -m dufu.cli.main ARGUMENTS` in `processes` processes on this host and return the exit status.
 
-    A negative code is that of a process ended by a signal.
-    """
-    if 2 in codes:
-        return 2
-    first = codes[0] if codes else 0
-    return {0: 0, 130: 130, 143: 143, -int(signal.SIGINT): 130, -int(signal.SIGTERM): 143}.get(first, 1)
+    The launcher keeps the store at which the processes meet; on one host at a port that the system chooses, so two runs do not meet. Of
+    processes that fail, the first one of a host says why (see `speak_for_all`).
 
-
-def launch(arguments: Sequence[str], processes: int, max_restarts: int = 0) -> int:
-    """Run `python -m dufu.cli.main ARGUMENTS` in `processes` processes and return the exit status.
-
-    A free port is found each time, so two runs on one host do not meet. Of processes that fail, the first one says why (see
-    `speak_for_all`).
+    Args:
+        max_restarts: how often a run that failed begins again; a user's mistake, or a failure at the same step as the last one, ends it.
+        hosts: the hosts that take part, with one launcher each.
+        again: arguments added for later attempts.
 
     Returns:
-        0; 2 for a user's mistake; 130 or 143 after SIGINT or SIGTERM; otherwise 1.
+        0; 2 for a user's mistake; 130 or 143 after SIGINT or SIGTERM; otherwise 1. The same on every host.
+
+    Raises:
+        LayoutError: the hosts cannot meet, or were given different settings.
     """
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.elastic.multiprocessing.api import SignalException
 
     for name in [n for n in logging.root.manager.loggerDict if n.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # each has a level of its own; what matters is said by the processes
-    with tempfile.TemporaryDirectory(prefix="dufu-launch-", ignore_cleanup_errors=True) as folder:
-        os.environ[_SPEAKER] = str(Path(folder) / "error")
-        os.environ.setdefault("PYTHONUNBUFFERED", "1")
-        if "OMP_NUM_THREADS" not in os.environ:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            os.environ["OMP_NUM_THREADS"] = str(max(1, cores // processes))
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=processes,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            max_restarts=max_restarts,
-            monitor_interval=0.1,
-            shutdown_timeout=_GRACE_SECONDS,
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        os.environ["OMP_NUM_THREADS"] = str(max(1, cores // processes))
+    if hosts.count > 1:
+        settle_network(hosts.address)
+    team = Team(hosts, processes, {"--max-restarts": max_restarts})
+    try:
+        with tempfile.TemporaryDirectory(prefix="dufu-launch-", ignore_cleanup_errors=True) as folder:
+            return _Launch(team, Path(folder), list(arguments), max_restarts, list(again)).run()
+    except SignalException as stop:
+        return 128 + int(stop.sigval)
+    except KeyboardInterrupt:
+        return 128 + int(signal.SIGINT)
+    finally:
+        team.part()
+
+
+class _Launch:
+    """The attempts of one launch on this host.
+
+    Args:
+        team: the launchers of all hosts.
+        folder: for the files that the processes of an attempt share.
+        arguments: of the command.
+        max_restarts: attempts beyond the first.
+        again: arguments added for later attempts, once the first has begun to write.
+    """
+
+    def __init__(self, team: Team, folder: Path, arguments: list[str], max_restarts: int, again: list[str]) -> None:
+        self.team, self.folder, self.arguments, self.max_restarts, self.again = team, folder, arguments, max_restarts, again
+        self.run_id = uuid.uuid4().hex
+        self.processes = team.processes[team.hosts.rank]
+
+    def run(self) -> int:
+        """Make attempts until one succeeds or another cannot help; return the exit status."""
+        steps: list[int | None] = []
+        begun = False
+        for attempt in range(self.max_restarts + 1):
+            arguments = self.arguments + [a for a in self.again if begun and a not in self.arguments]
+            try:
+                mine = self._attempt(arguments, attempt)
+                outcomes = self.team.exchange(attempt, mine)
+            except HostLost as lost:
+                print(f"dufu: {lost}; the run ends here", file=sys.stderr, flush=True)
+                return 1
+            verdict = judge(outcomes, steps, self.max_restarts - attempt)
+            self._say(verdict, attempt)
+            if not verdict.restart:
+                return verdict.status
+            steps.append(verdict.step)
+            # What failed before its first step has not touched the run's folder, and must not take up an older run in it.
+            begun = begun or verdict.step is not None
+        return 1
+
+    def _attempt(self, arguments: list[str], attempt: int) -> Outcome:
+        """Start the processes and wait until all have ended, here or elsewhere."""
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+
+        steps = self.folder / f"steps_{attempt}"
+        steps.write_bytes(struct.pack("<q", _NO_STEP) * self.processes)
+        logs = self.folder / f"attempt_{attempt}"
+        logs.mkdir()
+        context = start_processes(
+            name="dufu",
+            entrypoint=sys.executable,
+            args=dict.fromkeys(range(self.processes), ("-m", "dufu.cli.main", *arguments)),
+            envs={number: self._environment(number, attempt) for number in range(self.processes)},
+            logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "dufu.cli.main", *arguments)
-        except ChildFailedError as error:
-            failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
-            _report_killed([(rank, failure.exitcode) for rank, failure in failures])
-            return exit_status([failure.exitcode for _, failure in failures])
-        except SignalException as stop:
-            return 128 + int(stop.sigval)
-        except KeyboardInterrupt:
-            return 128 + int(signal.SIGINT)
-    return 0
+            return self._follow(context, attempt, steps)
+        except (SignalException, KeyboardInterrupt) as stop:
+            number = signal.Signals(int(getattr(stop, "sigval", signal.SIGINT)))
+            context.close(number, _GRACE_SECONDS)
+            if self.team.hosts.count > 1:
+                with suppress(HostLost):
+                    stopped = Failure(self.team.first_rank, 128 + int(number), time.time())
+                    self.team.exchange(attempt, Outcome([stopped], _last_step(steps)))
+            raise
+        except BaseException:
+            context.close(signal.SIGTERM, _FAILURE_GRACE_SECONDS)
+            raise
+
+    def _follow(self, context: Any, attempt: int, steps: Path) -> Outcome:
+        look = 0
+        while True:
+            result = context.wait(0)
+            if result is not None:
+                failures = [Failure(self.team.first_rank + n, f.exitcode, float(f.timestamp)) for n, f in result.failures.items()]
+                return Outcome(sorted(failures, key=lambda f: f.at), _last_step(steps))
+            look += 1
+            if self.team.hosts.count > 1 and look % 10 == 0 and self.team.trouble(attempt):
+                # Most have lost a connection and are ending by themselves; the rest may hang in code that speaks to nobody.
+                context.close(signal.SIGTERM, _FAILURE_GRACE_SECONDS)
+                return Outcome([], _last_step(steps))
+            time.sleep(_POLL_SECONDS)
+
+    def _environment(self, number: int, attempt: int) -> dict[str, str]:
+        """Return what a process reads to find its place; the names are torchrun's."""
+        team = self.team
+        return {
+            "RANK": str(team.first_rank + number),
+            "WORLD_SIZE": str(team.world_size),
+            "LOCAL_RANK": str(number),
+            "LOCAL_WORLD_SIZE": str(self.processes),
+            "GROUP_RANK": str(team.hosts.rank),
+            "GROUP_WORLD_SIZE": str(team.hosts.count),
+            "MASTER_ADDR": team.address,
+            "MASTER_PORT": str(team.port),
+            "TORCHELASTIC_RUN_ID": self.run_id,
+            "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            _SPEAKER: str(self.folder / f"error_{attempt}"),
+            _STEPS: str(self.folder / f"steps_{attempt}"),
+        }
+
+    def _say(self, verdict: Verdict, attempt: int) -> None:
+        """Tell the user, on the first host, what the processes could not."""
+        if self.team.hosts.rank:
+            return
+        _report_killed([(f.rank, f.code) for f in verdict.failures])
+        if verdict.why:
+            number = f" (restart {attempt + 1} of {self.max_restarts})" if verdict.restart else ""
+            print(f"dufu: {verdict.why}{number}", file=sys.stderr, flush=True)
+
+
+def _last_step(path: Path) -> int | None:
+    """Return the largest step that a process of this host has begun; None before the first."""
+    data = path.read_bytes()
+    found = max(struct.unpack(f"<{len(data) // 8}q", data))
+    return None if found == _NO_STEP else found
 
 
 def _report_killed(failures: Sequence[tuple[int, int]]) -> None:
@@ -117,3 +265,6 @@ def _report_killed(failures: Sequence[tuple[int, int]]) -> None:
         if code < 0 and -code not in (signal.SIGINT, signal.SIGTERM):
             hint = " (the system kills so when memory is short)" if -code == signal.SIGKILL else ""
             print(f"process {rank} was ended by {signal.Signals(-code).name}{hint}", file=sys.stderr, flush=True)
+
+
+__all__ = ["Hosts", "exit_status", "launch", "note_step", "settle_worker", "speak_for_all"]

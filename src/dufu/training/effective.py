@@ -124,11 +124,15 @@ def refuse_unbuilt(config: DictConfig) -> None:
         raise NotBuiltError("auto parallel is not built yet; set graph.auto_parallel.enabled=false and choose train.dist yourself")
 
 
-def seconds(text: str | None) -> float | None:
-    """Return a time such as "50min", "2h", "90s" in seconds."""
+def seconds(text: str | None, key: str = "train.stop_after") -> float | None:
+    """Return a time such as "50min", "2h", "90s" in seconds.
+
+    Args:
+        key: where it stands, for the message.
+    """
     if text is None:
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|m|min|h|d)?\s*", str(text))
     if not match:
-        raise ConfigError(f'train.stop_after="{text}": a number with s, min, h or d, such as "50min"')
+        raise ConfigError(f'{key}="{text}": a number with s, min, h or d, such as "50min"')
     return float(match[1]) * {"s": 1, "sec": 1, None: 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[match[2]]

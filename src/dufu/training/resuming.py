@@ -67,11 +67,12 @@ def same_optimizer(reader: CheckpointReader, config: DictConfig) -> bool:
     return bool(saved_config(reader).optim.get("_target_") == config.optim.get("_target_"))
 
 
-def _leaves(value: Any, path: str) -> dict[str, Any]:
+def leaves(value: Any, path: str) -> dict[str, Any]:
+    """Return the values of a nested dict by their dotted keys, which begin with `path`."""
     if isinstance(value, dict) and value:
         out: dict[str, Any] = {}
         for key, inner in value.items():
-            out.update(_leaves(inner, f"{path}.{key}"))
+            out.update(leaves(inner, f"{path}.{key}"))
         return out
     return {path: value}
 
@@ -93,7 +94,7 @@ def compare_configs(reader: CheckpointReader, config: DictConfig, allowed: Seque
     after = OmegaConf.to_container(OmegaConf.create(LazyConfig.to_yaml(config)), resolve=True)
     different = []
     for key in MATHEMATICS:
-        old, new = _leaves(_select(before, key), key), _leaves(_select(after, key), key)
+        old, new = leaves(_select(before, key), key), leaves(_select(after, key), key)
         for path in sorted({*old, *new}):
             if old.get(path) != new.get(path) and not any(path == a or path.startswith(a + ".") for a in allowed):
                 different.append(f"{path} was {old.get(path)!r}, is now {new.get(path)!r}")

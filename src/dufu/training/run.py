@@ -19,7 +19,7 @@ from dufu.data.feed import Feed
 from dufu.errors import CheckpointError, ConfigError, DufuError
 from dufu.models.chain import ChainModel
 from dufu.parallel.build import Distributed, distribute
-from dufu.parallel.launch import speak_for_all
+from dufu.parallel.launch import note_step, speak_for_all
 from dufu.parallel.layout import layout_from_config
 from dufu.parallel.process import (
     Processes,
@@ -42,6 +42,7 @@ from dufu.training.checkpoint import (
     load_optimizer,
     load_weights,
 )
+from dufu.training.company import Company
 from dufu.training.data import build_dataset, complete_model_config, save_tokenizer, tokenizer_from_config
 from dufu.training.effective import effective_config, refuse_unbuilt, seconds
 from dufu.training.evaluation import check_metric_name, evaluate
@@ -110,7 +111,10 @@ def train(
     settle_threads(local_processes())
     if not config.train.rdma_enabled:
         os.environ.setdefault("NCCL_IB_DISABLE", "1")
-    processes = join(layout, choose_device(config.train.input_placement_device))
+    timeout = seconds(config.train.dist.timeout, "train.dist.timeout")
+    if not timeout:
+        raise ConfigError(f'train.dist.timeout="{config.train.dist.timeout}": a time above 0, such as "30min"')
+    processes = join(layout, choose_device(config.train.input_placement_device), timeout)
     try:
         if config.train.deterministic:
             torch.use_deterministic_algorithms(True, warn_only=True)
@@ -180,6 +184,7 @@ class _Run:
         if self.reader is None and train.load_weight:
             load_weights(CheckpointReader(find_checkpoint(train.load_weight)), distributed.store)
         self.folder.prepare()  # from here on the folder changes: every mistake that can be found has been
+        note_step(0)  # what fails from here on begins again with --resume
         sink = Sink(self.folder.path if processes.is_main else None, train.tensorboard)
         try:
             hooks = self._hooks(sink, valid, feed, scaler, extra)
@@ -222,11 +227,12 @@ class _Run:
         if train.evaluation.enabled and valid is not None:
             micro = train.test_micro_batch_size
             hooks.append(EvaluationHook(sink, valid, micro, self.precision, self.metrics, train.evaluation, train.early_stopping))
-        facts = {"seed": train.seed, "global_batch": self.plan.global_batch, "fingerprint": feed.fingerprint()}
+        fingerprint = feed.fingerprint()
+        facts = {"seed": train.seed, "global_batch": self.plan.global_batch, "fingerprint": fingerprint}
         text = LazyConfig.to_yaml(self.config)
         folder, poll = self.folder.checkpoints, train.log_period
         checkpoints = CheckpointHook(sink, folder, saver.period, saver.max_to_keep, saver.async_save, poll, text, facts)
-        return [*hooks, *extra, checkpoints, PictureHook(sink)]
+        return [Company(self.config, fingerprint), *hooks, *extra, checkpoints, PictureHook(sink)]
 
     def _anything_left(self, trainer: Trainer, sink: Sink) -> bool:
         """Say what a finished run is; return whether there are steps to make."""
