@@ -75,11 +75,15 @@ def generated(run: str, overrides: list[str], settings: dict[str, Any]) -> list[
     pipeline = TextGenerationPipeline(run, overrides)
     weight = pipeline.loaded.distributed.model.layers[0].block.mlp.expand.weight
     assert weight.shape[0] * pipeline.loaded.processes.tensor.size == 64
+    elsewhere = [i for i in pipeline.loaded.distributed.infos if i.parameter.is_meta]
+    assert bool(elsewhere) == (pipeline.loaded.processes.pipeline.size > 1)
     return [r.tokens for r in pipeline(PROMPTS, **settings)]
 
 
 @pytest.mark.parametrize("settings", [{"max_new_tokens": 6}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("overrides", [[], ["train.dist.tensor_parallel_size=2"]], ids=["dp2", "tp2"])
+@pytest.mark.parametrize(
+    "overrides", [[], ["train.dist.tensor_parallel_size=2"], ["train.dist.pipeline_parallel_size=2"]], ids=["dp2", "tp2", "pp2"]
+)
 def test_same_text_on_two_processes(
     pipeline: TextGenerationPipeline, run: Path, ranks: Ranks, overrides: list[str], settings: dict[str, Any]
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dufu.config.schema import defaults
 from tests.pool import Ranks
 from tests.small import metrics
 from tests.training.trials import again, one_epoch_of_24_samples, run, steps
@@ -198,13 +199,16 @@ def test_every_layout_takes_over_every_other(ranks: Ranks, text: Path, tmp_path:
     source = tmp_path / "run" / "checkpoints" / "step_0000002"
     expected = whole_tensors(source)
     assert len([k for k in expected if k.startswith("exp_avg/")]) == len([k for k in expected if k.startswith("weight/")]) > 10
-    layouts = {"one": (1, 0, 1), "dp3": (3, 0, 1), "tp2": (2, 0, 2), "zero1": (2, 1, 1), "zero3": (4, 3, 1)}
-    for name, (size, stage, tensor) in layouts.items():
-        layout = [
-            f"train.zero_optimization.enabled={str(stage > 0).lower()}", f"train.zero_optimization.stage={stage or 'null'}",
-            f"train.dist.tensor_parallel_size={tensor}",
-        ]  # fmt: skip
-        ranks(size, written_again, str(tmp_path / "run"), layout, str(tmp_path / name))
+    whole = [*defaults("train.dist"), *defaults("train.zero_optimization")]
+    pp2, cp2 = "train.dist.pipeline_parallel_size=2", "train.dist.context_parallel_size=2"
+    hybrid = ["train.zero_optimization.enabled=true", "train.zero_optimization.stage=2", "train.zero_optimization.shard_size=2"]
+    layouts: dict[str, tuple[int, list[str]]] = {
+        "one": (1, []), "dp3": (3, []), "tp2": (2, TP2), "zero1": (2, ["train.zero_optimization.enabled=true"]), "zero3": (4, ZERO3),
+        "pp2": (2, [pp2]), "zero3xpp2": (4, [*ZERO3, pp2]), "hybrid": (4, hybrid), "cp2": (2, [cp2]),
+        "sp2xpp2": (4, [*TP2, pp2, "train.dist.sequence_parallel=true"]),
+    }  # fmt: skip
+    for name, (size, layout) in layouts.items():
+        ranks(size, written_again, str(tmp_path / "run"), [*whole, *layout], str(tmp_path / name))
         assert whole_tensors(tmp_path / name) == expected, name
     sizes = [p.stat().st_size for p in (tmp_path / "dp3").glob("rank_*.safetensors")]
     assert len(sizes) == 3 and max(sizes) < 0.6 * sum(sizes)  # copies share the writing

@@ -113,7 +113,10 @@ def tensor_norm(p: float) -> float:
     replicated, divided = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     replicated.grad = torch.tensor([3.0])
     divided.grad = torch.tensor([4.0 if processes.tensor.rank == 0 else 0.0])
-    entries = [SimpleNamespace(tensor=replicated, divided=False), SimpleNamespace(tensor=divided, divided=True)]
+    entries = [
+        SimpleNamespace(tensor=replicated, counted=processes.tensor.rank == 0),
+        SimpleNamespace(tensor=divided, counted=True),
+    ]
     return float(global_norm(SimpleNamespace(entries=entries, sharded=False), processes, p))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dufu.config.schema import defaults
 from tests.pool import Ranks
 from tests.small import metrics
 from tests.training.trials import again, one_epoch_of_24_samples, run, steps
@@ -33,8 +34,10 @@ def lines(folder: Path) -> list[dict[str, Any]]:
         (2, [], [3, 5]),
         (2, ["train.zero_optimization.enabled=true", "train.zero_optimization.stage=3"], [5]),
         (2, ["train.dist.tensor_parallel_size=2"], [6]),
+        (2, ["train.dist.pipeline_parallel_size=2"], [3, 5]),
+        (2, ["train.dist.context_parallel_size=2"], [6]),
     ],
-    ids=["one", "dp2", "zero3", "tp2"],
+    ids=["one", "dp2", "zero3", "tp2", "pp2", "cp2"],
 )
 def test_resume_is_bit_equal(size: int, layout: list[str], stops: list[int], ranks: Ranks, text: Path, tmp_path: Path) -> None:
     valid = [*LONG, *layout, f"dataloader.valid_data=[{text}]", "train.evaluation.eval_period=5"]
@@ -63,13 +66,15 @@ def test_another_layout_continues_the_same_curve(ranks: Ranks, text: Path, tmp_p
     tp2 = ["train.dist.tensor_parallel_size=2"]
     long = [o for o in LONG if "log_period" not in o]
     ranks(1, run, str(tmp_path / "whole"), str(text), [*long, "train.log_period=3"])
-    stages = [(4, tp2, 2), (1, [], 4), (2, zero3, 6), (3, [], 8), (4, [*zero3, *tp2], 11)]
+    pp2, cp2 = ["train.dist.pipeline_parallel_size=2"], ["train.dist.context_parallel_size=2"]
+    stages = [(4, tp2, 2), (1, [], 3), (2, zero3, 4), (3, [], 6), (4, [*zero3, *pp2], 8), (2, cp2, 9), (4, [*zero3, *tp2], 11)]
     for number, (size, layout, stop) in enumerate(stages):
-        given = [*long, "train.log_period=3", *layout, f"train.stop_at_step={stop}"]
+        whole = [*defaults("train.dist"), *defaults("train.zero_optimization")]
+        given = [*long, "train.log_period=3", *whole, *layout, f"train.stop_at_step={stop}"]
         ranks(size, run, str(tmp_path / "parts"), str(text), given, {"resume": number > 0})
-    whole, parts = metrics(tmp_path / "whole"), metrics(tmp_path / "parts")
+    one, parts = metrics(tmp_path / "whole"), metrics(tmp_path / "parts")
     assert [r["step"] for r in parts] == [3, 6, 9, 11]
-    for a, b in zip(whole, parts):
+    for a, b in zip(one, parts):
         # fp32 sums in another order, growing slowly over the steps
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-5)
         assert (b["tokens"], b["samples"], b["lr"]) == (a["tokens"], a["samples"], a["lr"])

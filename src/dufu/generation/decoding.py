@@ -116,6 +116,7 @@ def decode(
     on_token: Callable[[list[int]], None] | None = None,
     repeats: Sequence[int] | None = None,
     vocabulary: int | None = None,
+    forward: Callable[[Batch], Tensor] | None = None,
 ) -> list[list[int]]:
     """Continue each prompt.
 
@@ -129,6 +130,7 @@ def decode(
         on_token: called with each step's tokens, -1 for ended rows.
         repeats: how often each prompt came before, so that equal prompts are sampled differently; None = never.
         vocabulary: only the first so many tokens may be chosen; None = all that the model scores.
+        forward: gives the scores, where the model's own call cannot (a pipeline); None = the model.
 
     Returns:
         The new tokens of each row, without the end token.
@@ -141,7 +143,7 @@ def decode(
     ends = torch.tensor(decoding.end_tokens, dtype=torch.int64, device=device)
     found: list[list[int]] = [[] for _ in prompts]
     for step in range(int(rows.limits.max())):
-        scores = _scores(model, rows, step)
+        scores = _scores(forward or model, rows, step)
         if vocabulary is not None:
             scores[:, vocabulary:] = float("-inf")
         chosen = _choose(scores, rows, decoding, step, ends)
@@ -180,13 +182,13 @@ def _start(
     )
 
 
-def _scores(model: ChainModel, rows: _Rows, step: int) -> Tensor:
+def _scores(forward: Callable[[Batch], Tensor], rows: _Rows, step: int) -> Tensor:
     """Return the scores after the last token: (B, V) float32."""
     positions = (rows.real.long().cumsum(1) - 1).clamp(min=0)
     new = 1 if rows.caches is not None and step > 0 else rows.tokens.shape[1]
     padding = None if bool(rows.real.all()) else rows.real
     batch = Batch(rows.tokens[:, -new:], positions=positions[:, -new:], padding=padding, caches=rows.caches, last_only=True)
-    scores: Tensor = model(batch)
+    scores: Tensor = forward(batch)
     return scores[:, -1].float()
 
 

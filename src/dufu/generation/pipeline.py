@@ -64,8 +64,8 @@ class TextGenerationPipeline:
                 raise ConfigError(f"prompt {text!r} has no tokens; give at least one character")
         data, layout = self.loaded.processes.data, self.loaded.processes.layout
         mine = np.array_split(np.arange(len(texts)), data.size)[data.rank].tolist()
-        if layout.zero_stage == 3:
-            mine = list(range(len(texts)))  # each forward gathers weights, so all processes make the same ones
+        if layout.zero_stage == 3 or layout.expert > 1:
+            mine = list(range(len(texts)))  # each forward gathers weights or meets experts, so all processes make the same ones
         # Rows of one length need no padding; results go back to their places.
         order = sorted(mine, key=lambda i: len(encoded[i]))
         repeats = _numbered(encoded)
@@ -81,6 +81,7 @@ class TextGenerationPipeline:
                 on_token=stream,
                 repeats=[repeats[i] for i in chosen],
                 vocabulary=tokenizer.vocab_size,
+                forward=self.loaded.distributed.runner.forward_everywhere,
             )
             found.update(zip(chosen, rows))
         for part in data.objects(found):

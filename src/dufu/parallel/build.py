@@ -10,11 +10,14 @@ import torch
 from torch import nn
 
 from dufu.errors import DufuError
+from dufu.parallel.context import split_context
+from dufu.parallel.expert import expert_parameters, share_positions, split_experts
 from dufu.parallel.layout import check_model
 from dufu.parallel.parameters import ParameterInfo, Placement, buffers_on_meta, describe
 from dufu.parallel.pipeline import PipelinedChain, Runner, WholeChain, chain_of
 from dufu.parallel.process import Processes, subset
-from dufu.parallel.recompute import recompute_units
+from dufu.parallel.recompute import prepare_units
+from dufu.parallel.sequence import split_sequence
 from dufu.parallel.shard import ShardedParameters
 from dufu.parallel.stages import assign_stages
 from dufu.parallel.store import ParameterStore, Ties, WholeParameters
@@ -49,8 +52,8 @@ def distribute(
 ) -> Distributed:
     """Describe the model on the meta device, split it, and make only this process's part of the weights.
 
-    The order: check → assign stages (pipeline) → split layers (tensor) → group parameters → place and fill weights (replicas, ZeRO) →
-    recompute → compile.
+    The order: check → assign stages (pipeline) → split experts, layers (tensor), positions (sequence, context) → group parameters →
+    place and fill weights (replicas, ZeRO) → recompute → compile.
 
     Args:
         make: builds the model; called on the meta device.
@@ -94,11 +97,7 @@ def distribute(
         store = WholeParameters(*arguments)
     store.shapes = {info.name: info.shape for info in infos}
     between = [unit for unit in list(units)[1:-1] if unit in own_units]
-    if recompute is not None:
-        recompute_units({unit: units[unit] for unit in between}, recompute)
-    if compile_units:
-        for name in between:
-            units[name].forward = torch.compile(units[name].forward)  # type: ignore[method-assign]
+    prepare_units({unit: units[unit] for unit in between}, recompute, compile_units)
     runner: Runner = WholeChain(model, store)
     if layout.pipeline > 1:
         # A graph that ran in part is not run again where weights come and go, or where running it again is dear.
@@ -115,9 +114,16 @@ def chain_units(model: nn.Module) -> dict[str, nn.Module]:
 
 def _split(model: nn.Module, units: dict[str, nn.Module], stage_of: dict[str, int], processes: Processes) -> Placement:
     """Divide the layers, and say what became of each parameter."""
-    placement = Placement(stage_owner={unit: processes.layout.stage_owner(stage) for unit, stage in stage_of.items()})
-    placement.parts = split_model(model, processes.tensor)
-    placement.tensor = set(placement.parts)
+    layout = processes.layout
+    placement = Placement(stage_owner={unit: layout.stage_owner(stage) for unit, stage in stage_of.items()})
+    experts = split_experts(model, processes.expert)
+    parts = split_model(model, processes.tensor, experts)
+    placement.parts, placement.tensor = {**experts, **parts}, set(parts)
+    placement.expert = expert_parameters(model) if experts else set()
+    if layout.sequence:
+        placement.partial = split_sequence(model, units, processes.tensor)
+    split_context(model, processes.context, layout.context_method)
+    share_positions(model, processes.context)
     return placement
 
 

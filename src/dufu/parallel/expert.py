@@ -54,6 +54,7 @@ class ExpertExchange(Exchange):
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
 
+    @torch.compiler.disable  # messages are no part of a compiled graph
     def dispatch(self, rows: Tensor, counts: Tensor) -> tuple[Tensor, list[int], object]:
         """See Exchange; a process with no row for some expert, or with none at all, takes part with none."""
         members = self.communicator.size
@@ -67,6 +68,7 @@ class ExpertExchange(Exchange):
         order = expert.sort(stable=True).indices
         return arrived.index_select(0, order), [sum(n) for n in zip(*numbers)], (order, sent, received)
 
+    @torch.compiler.disable
     def combine(self, rows: Tensor, sent: object) -> Tensor:
         """See Exchange."""
         order: Tensor

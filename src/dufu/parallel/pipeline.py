@@ -42,6 +42,9 @@ class Runner(Protocol):
     def forward(self, batch: Any) -> Any:
         """Run the chain forward; return what the last unit gives, or None where `has_result` is false."""
 
+    def forward_everywhere(self, batch: Any) -> Any:
+        """Run the chain forward; return what the last unit gives, on every process."""
+
 
 class WholeChain:
     """The whole chain on this process."""
@@ -62,6 +65,10 @@ class WholeChain:
             self.store.end_backward(0, last)
 
     def forward(self, batch: Any) -> Any:
+        """See Runner."""
+        return self.model(batch)
+
+    def forward_everywhere(self, batch: Any) -> Any:
         """See Runner."""
         return self.model(batch)
 
@@ -123,6 +130,10 @@ class PipelinedChain:
         for work in works:
             work.wait()
         return result if self.has_result else None
+
+    def forward_everywhere(self, batch: Any) -> Any:
+        """See Runner."""
+        return self.relay.share(self.forward(batch), self.layout.stage_owner(self.last_stage), _key(batch))
 
     def train(self, batches: Sequence[Any], context: Context, loss: Loss) -> None:
         """See Runner."""

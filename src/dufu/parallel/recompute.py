@@ -24,6 +24,24 @@ def _keep_products(context: Any, operation: Any, *args: Any, **kwargs: Any) -> C
     return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+def prepare_units(units: dict[str, nn.Module], recompute: str | None, compiled: bool) -> None:
+    """Make units recompute their activations, compiled or not.
+
+    Compiled code is recomputed as a whole. What to keep of it selectively is the compiler's business, so there it comes last.
+    """
+
+    def compile_them() -> None:
+        for unit in units.values():
+            unit.forward = torch.compile(unit.forward)  # type: ignore[method-assign]
+
+    if compiled and recompute != "selective":
+        compile_them()
+    if recompute is not None:
+        recompute_units(units, recompute)
+    if compiled and recompute == "selective":
+        compile_them()
+
+
 def recompute_units(units: dict[str, nn.Module], mode: str) -> list[str]:
     """Make units recompute their activations in backward; return their names.
 

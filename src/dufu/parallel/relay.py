@@ -128,6 +128,19 @@ class Relay:
         grads = [torch.empty_like(o, memory_format=torch.contiguous_format) for o in outputs if o.requires_grad]
         return Receipt(grads, [self.pipeline.receive(g, source, tag + i) for i, g in enumerate(grads)])
 
+    def share(self, result: Any, source: int, key: tuple[Any, ...]) -> Any:
+        """Return on every process of the pipeline what `source` has."""
+        shape, tensors = flatten(result, "the last unit")
+        form = self._forms.get((self.stages, key))
+        if form is None:
+            mine = Form.of(shape, tensors).to_json()
+            form = self._forms[self.stages, key] = Form.from_json(self.pipeline.objects(mine)[source])
+        mine_is_it = self.pipeline.rank == source
+        out = [t.detach().contiguous() for t in tensors] if mine_is_it else form.empty(self.device)
+        for tensor in out:
+            self.pipeline.broadcast_(tensor, source)
+        return rebuild(form.shape, out)
+
 
 def rebuild_input(form: Form, tensors: list[Tensor]) -> Any:
     """Return a received state, whose tensors are leaves of this process's graph."""

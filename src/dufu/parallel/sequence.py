@@ -92,22 +92,28 @@ class SequenceSplit(TensorSplit):
     Positions are dimension 1 of everything, and divide evenly.
     """
 
+    # Messages are no part of a compiled graph: it ends before each and goes on after it.
+
     def __init__(self, communicator: Communicator) -> None:
         super().__init__(communicator)
         self.active = False
 
+    @torch.compiler.disable
     def enter(self, x: Tensor) -> Tensor:
         """Gather the positions of (B, t, …); the gradient is summed and scattered."""
         if not self.active:
-            return super().enter(x)
-        y: Tensor = _Gather.apply(_as_computed(x), self.communicator)
+            y: Tensor = super().enter(x)
+            return y
+        y = _Gather.apply(_as_computed(x), self.communicator)
         return y
 
+    @torch.compiler.disable
     def leave(self, x: Tensor) -> Tensor:
         """Sum the parts' partial results (B, T, …) and keep the own positions; the gradient is gathered."""
         if not self.active:
-            return super().leave(x)
-        y: Tensor = _Scatter.apply(x, self.communicator)
+            y: Tensor = super().leave(x)
+            return y
+        y = _Scatter.apply(x, self.communicator)
         return y
 
     def own(self, x: Tensor) -> Tensor:
@@ -118,6 +124,7 @@ class SequenceSplit(TensorSplit):
             return x.chunk(self.size, 1)[0]
         return _own(x, self.communicator)
 
+    @torch.compiler.disable
     def whole(self, x: Tensor) -> Tensor:
         """See Split."""
         if not self.active:

@@ -51,20 +51,25 @@ class _Leave(torch.autograd.Function):
 class TensorSplit(Split):
     """The other parts of a split layer, reached over a communicator."""
 
+    # Messages are no part of a compiled graph: it ends before each and goes on after it.
+
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
         self.size, self.rank = communicator.size, communicator.rank
 
+    @torch.compiler.disable
     def enter(self, x: Tensor) -> Tensor:
         """See Split."""
         y: Tensor = _Enter.apply(x, self.communicator)
         return y
 
+    @torch.compiler.disable
     def leave(self, x: Tensor) -> Tensor:
         """See Split."""
         y: Tensor = _Leave.apply(x, self.communicator)
         return y
 
+    @torch.compiler.disable
     def gather(self, x: Tensor) -> Tensor:
         """See Split."""
         x = x.detach().contiguous()
@@ -72,11 +77,13 @@ class TensorSplit(Split):
         self.communicator.gather_into(parts.view(-1), x.view(-1))
         return torch.cat(list(parts), -1)
 
+    @torch.compiler.disable
     def sum_(self, x: Tensor) -> Tensor:
         """See Split."""
         self.communicator.sum_(x)
         return x
 
+    @torch.compiler.disable
     def max_(self, x: Tensor) -> Tensor:
         """See Split."""
         self.communicator.max_(x)

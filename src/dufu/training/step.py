@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dufu.models.chain import Batch
+from dufu.models.chain import Batch, ChainModel
 from dufu.optim.schedules import Schedule
 from dufu.parallel.build import Distributed
 from dufu.training.clip import global_norm
@@ -68,7 +68,10 @@ class TrainStep:
         """Return what each objective scores in the global batch; tell and learn whether any process wants to stop."""
         processes, model = self.distributed.processes, self.distributed.model
         names = sorted(set(model.objectives.values()))
-        mine = [model.counts(batch) for batch in batches] if processes.counts_tokens else []
+        mine = []
+        if processes.counts_tokens:
+            views = [model.view(batch) for batch in batches] if isinstance(model, ChainModel) else batches
+            mine = [model.counts(batch) for batch in views]
         numbers = [float(sum(c[name] for c in mine)) for name in names]
         wishes = [float(stop == wish) for wish in _WISHES]
         packed = torch.tensor([*numbers, *wishes], dtype=torch.float64, device=processes.device)
