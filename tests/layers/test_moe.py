@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from dufu.errors import ConfigError, NotBuiltError
-from dufu.layers import MixtureOfExperts, Routing, TransformerLayer
+from dufu.layers import MixtureOfExperts, Normal, Routing, TransformerLayer
+from dufu.layers.random import normal_block
 
 HIDDEN, FFN, EXPERTS = 8, 12, 5
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # fp32 sums of up to a hundred terms of about one, in another order
@@ -137,7 +138,7 @@ def test_losses_are_those_of_their_definitions() -> None:
 
 def test_even_use_costs_one_a_token() -> None:
     layer, scored = mixture(balance_weight=1.0, top_k=5), torch.ones(3, 7, dtype=torch.bool)
-    assert float(losses(layer, tokens(), scored)[0]) == pytest.approx(21.0, rel=1e-6)
+    assert float(losses(layer, tokens(), scored)[0].detach()) == pytest.approx(21.0, rel=1e-6)
 
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
@@ -185,6 +186,21 @@ def test_a_transformer_layer_takes_a_mixture() -> None:
     out = layer(tokens(), routing=routing)
     assert out.shape == (3, 7, HIDDEN) and routing.losses is not None and float(routing.losses[0]) > 0
     torch.testing.assert_close(layer(tokens()), out)
+
+
+@pytest.mark.parametrize("chunk", [7, 40, 1 << 20])
+def test_stacked_weights_begin_the_same_however_many_numbers_are_made_at_a_time(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = normal_block(3, "experts.expand", 0, EXPERTS, 0, FFN * HIDDEN) * 0.5
+    monkeypatch.setattr("dufu.layers.initial._CHUNK", chunk)
+    part = torch.empty(2, 17)
+    Normal(0.5).fill(part, 3, "experts.expand", 1, 5)
+    assert torch.equal(part, whole[1:3, 5:22])
+
+
+def test_a_mixture_costs_what_one_token_computes_with() -> None:
+    assert mixture(top_k=2).cost == EXPERTS * HIDDEN + 2 * 3 * HIDDEN * FFN
 
 
 MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dufu.config.schema import defaults
 from dufu.parallel import faults
 from tests.pool import Ranks
 from tests.small import TINY, metrics
@@ -45,7 +46,7 @@ FAULTS = [
 ]
 
 
-def run(folder: str, corpus: str, overrides: list[str], fault: str | None = None) -> dict[str, Any]:
+def run(folder: str, corpus: str, overrides: list[str], fault: str | None = None, resume: bool = False) -> dict[str, Any]:
     """Train on this rank; return what shows that the work was divided."""
     from dufu.training.hooks import Hook
     from dufu.training.run import train
@@ -69,6 +70,7 @@ def run(folder: str, corpus: str, overrides: list[str], fault: str | None = None
             [*TINY, *MIXED, f"train.output_dir={folder}", "train.num_accumulation_steps=2", *overrides],
             data=[corpus],
             hooks=[witness],
+            resume=resume,
         )
     return witness.seen
 
@@ -112,3 +114,27 @@ def test_a_seeded_fault_turns_parity_red(name: str, fault: str, one: Any, ranks:
     ranks(size, run, str(tmp_path / "run"), str(corpus), overrides, fault)
     mine = metrics(tmp_path / "run")
     assert distance(one[0], mine, "loss") > 1e-5 or distance(one[0], mine, "grad_norm") > 1e-4
+
+
+def texts(folder: str, overrides: list[str]) -> list[str]:
+    from dufu.generation import TextGenerationPipeline
+
+    found = TextGenerationPipeline(folder, overrides)(["def", "the class of", "a"], max_new_tokens=8, temperature=0.7, seed=3)
+    return [each.text for each in found]
+
+
+def test_another_layout_continues_the_same_curve_and_generates_the_same_text(
+    one: Any, ranks: Ranks, corpus: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    stages = [("ep2xtp2", 2), ("zero3xep2", 3), ("dp3", 4), ("pp2xep2", 5), ("ep4", 6)]
+    for number, (name, stop) in enumerate(stages):
+        size, overrides = LAYOUTS[name]
+        given = [*defaults("train.dist"), *defaults("train.zero_optimization"), *overrides, f"train.stop_at_step={stop}"]
+        ranks(size, run, str(folder), str(corpus), given, None, number > 0)
+    mine = metrics(folder)
+    assert distance(one[0], mine, "loss") < 1e-5 and distance(one[0], mine, "balance_loss") < 1e-5
+    plain = [*defaults("train.dist"), *defaults("train.zero_optimization")]
+    (alone,) = ranks(1, texts, str(folder), plain)
+    assert all(found == alone for found in ranks(2, texts, str(folder), [*plain, EP2]))
+    assert all(found == alone for found in ranks(2, texts, str(folder), plain))

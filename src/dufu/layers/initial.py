@@ -33,11 +33,13 @@ class Normal:
     def fill(self, out: Tensor, seed: int, name: str, row: int, col: int) -> None:
         """See Initial."""
         rows, cols = out.shape
-        step = max(1, _CHUNK // max(1, cols))
+        width = min(_CHUNK, max(1, cols))  # a row of stacked weights is a whole matrix
+        step = max(1, _CHUNK // width)
         for start in range(0, rows, step):
-            count = min(step, rows - start)
-            block = normal_block(seed, name, row + start, count, col, cols, out.device)
-            out[start : start + count].copy_(block.mul_(self.std))
+            for left in range(0, cols, width):
+                part = out[start : start + step, left : left + width]
+                block = normal_block(seed, name, row + start, part.shape[0], col + left, part.shape[1], out.device)
+                part.copy_(block.mul_(self.std))
 
     def draw(self, out: Tensor) -> None:
         """See Initial."""

@@ -165,6 +165,13 @@ class MixtureOfExperts(nn.Module):
         width = shared_experts * ffn_hidden_size
         self.shared = kind(hidden_size, width, activation, False, init, output_init) if shared_experts else None
 
+    @property
+    def cost(self) -> int:
+        """Return the multiplications of one token in the router and in the experts that it goes to; `shared` counts by itself."""
+        experts = self.experts
+        per_expert = (experts.expand.numel() + experts.contract.numel()) // experts.num_experts
+        return self.router.weight.numel() + self.router.top_k * per_expert
+
     def forward(self, x: Tensor, routing: Routing | None = None) -> Tensor:
         """Apply the layer; with `routing` padding goes to no expert, and the routing losses are added there."""
         routing = routing or Routing()

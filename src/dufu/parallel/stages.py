@@ -12,6 +12,7 @@ from dufu.errors import LayoutError
 from dufu.layers.attention import Attention
 from dufu.layers.head import LMLogits
 from dufu.layers.linear import Linear
+from dufu.layers.moe import MixtureOfExperts
 from dufu.parallel.layout import ParallelLayout
 
 _LAYER = re.compile(r"\.\d+$")
@@ -84,6 +85,8 @@ def unit_cost(unit: nn.Module, length: int) -> int:
             total += module.in_features * module.out_features
         elif isinstance(module, Attention):
             total += 2 * module.heads * module.head_size * length
+        elif isinstance(module, MixtureOfExperts):
+            total += module.cost
         elif isinstance(module, nn.Linear):
             total += module.weight.numel()
     vocabulary = [m.vocab_size for m in unit.modules() if isinstance(m, LMLogits)]
