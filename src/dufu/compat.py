@@ -82,4 +82,5 @@ def backward_to_weights(weights: list[Tensor], groups: Any) -> None:
     """Run the rest of a backward that `backward_to_inputs` began; gradients are added to the weights'."""
     from torch.distributed.pipelining._backward import stage_backward_weight
 
-    stage_backward_weight(iter(weights), groups)  # type: ignore[arg-type]
+    # Groups of weights may share nodes, where a stage hands on several tensors; what is retained goes with the last reference to it.
+    stage_backward_weight(iter(weights), groups, retain_graph=True)  # type: ignore[arg-type]
