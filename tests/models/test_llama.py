@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dufu.config.instantiate import instantiate
 from dufu.config.registry import lookup
 from dufu.errors import ConfigError, LayoutError
 from dufu.generation.decoding import Decoding, decode
@@ -17,6 +18,7 @@ from dufu.layers.random import token_keys
 from dufu.models import GPT2, Batch, Llama
 from dufu.models.llama import SIZES
 from dufu.training.batches import blank
+from dufu.training.effective import effective_config
 
 VOCAB = 37
 SMALL: dict[str, Any] = {
@@ -28,6 +30,7 @@ MIXED: dict[str, tuple[type, dict[str, Any]]] = {
     "llama with a capacity": (Llama, {**SMALL, **EXPERTS, "moe_capacity_factor": 0.8, "moe_scoring": "sigmoid"}),
     "gpt2": (GPT2, {**SMALL, **EXPERTS}),
 }
+EPSILON = 0.03  # large, so that a norm that ignored it would show
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # fp32 in another order, through two layers
 
 
@@ -45,7 +48,7 @@ def mixed(name: str, **more: Any) -> Any:
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+    return x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weight
 
 
 def turned(x: Tensor) -> Tensor:
@@ -58,7 +61,9 @@ def turned(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_llama_is_the_published_network(kv_heads: int, tied: bool) -> None:
-    model = lively(Llama(**SMALL, num_key_value_heads=kv_heads, tie_word_embeddings=tied, rotary_base=100.0)).eval()
+    model = lively(
+        Llama(**SMALL, num_key_value_heads=kv_heads, tie_word_embeddings=tied, rotary_base=100.0, layernorm_epsilon=EPSILON)
+    ).eval()
     ids, labels = torch.randint(0, VOCAB, (3, 10)), torch.randint(0, VOCAB, (3, 10))
     labels[1, 4:] = -100
     hidden = model.embedding.word.weight[ids]
@@ -82,6 +87,18 @@ def test_llama_is_the_published_network(kv_heads: int, tied: bool) -> None:
     assert sums["tokens"] == (labels != -100).sum()
     assert model.objectives == {"loss": "tokens"}
     assert not any(name.endswith("bias") for name, _ in model.named_parameters())
+
+
+def test_no_cast_of_the_model_rounds_the_rotation() -> None:
+    """B115; and the settings of long contexts reach it (B117)."""
+    ids = torch.zeros(1, 16, dtype=torch.long)
+    rotations = {}
+    for name, scaling in (("plain", None), ("long", {"factor": 8.0, "original_length": 8})):
+        model = Llama(**SMALL, rotary_scaling=scaling)
+        rotations[name] = model.prepare(Batch(ids)).extra["rotation"]
+        cast = model.bfloat16().prepare(Batch(ids)).extra["rotation"]
+        assert cast.dtype == torch.float32 and torch.equal(cast, rotations[name])
+    assert not torch.allclose(rotations["plain"], rotations["long"])
 
 
 # What Hugging Face's models of the same releases report; a rotation has no parameters.
@@ -172,6 +189,19 @@ def test_an_objective_without_weight_is_left_out() -> None:
     model = mixed("gpt2", moe_z_weight=0.0, moe_balance_weight=0.0)
     ids = torch.randint(0, VOCAB, (2, 5))
     assert model.objectives == {"loss": "tokens"} and "loss" in model(Batch(ids, ids))
+
+
+@pytest.mark.parametrize(("name", "layers"), [("llama_tiny", ["GatedMLP"] * 2), ("llama_moe_tiny", ["GatedMLP", "MixtureOfExperts"]),
+                                              ("gpt2_moe_tiny", ["MixtureOfExperts"] * 2)])  # fmt: skip
+def test_the_tiny_recipes_build_with_dropout_everywhere(name: str, layers: list[str]) -> None:
+    config = effective_config(name)
+    config.model.cfg.vocab_size = 261
+    with torch.device("meta"):
+        model = instantiate(config.model)
+    assert [type(unit.block.mlp).__name__ for unit in model.layers] == layers
+    assert {module.p for module in model.modules() if type(module).__name__ == "Dropout"} == {0.1}
+    experts = [unit.block.mlp for unit in model.layers if type(unit.block.mlp).__name__ == "MixtureOfExperts"]
+    assert all((mixture.router.num_experts, mixture.router.top_k) == (4, 2) for mixture in experts)
 
 
 def test_user_mistakes_are_errors() -> None:

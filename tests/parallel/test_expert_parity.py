@@ -25,6 +25,7 @@ LAYOUTS = {
     "ep2": (2, [EP2]),
     "dp4xep2": (4, [EP2]),
     "ep4": (4, ["train.dist.expert_parallel_size=4"]),
+    "dp6xep2": (6, [EP2]),  # eight samples over six processes: some take part without a sample of their own
     "ep2xtp2": (4, [EP2, TP2]),
     "ep2xsp2": (4, [EP2, TP2, SP2]),
     "cp2xep2": (2, [CP2, EP2]),
@@ -138,3 +139,26 @@ def test_another_layout_continues_the_same_curve_and_generates_the_same_text(
     (alone,) = ranks(1, texts, str(folder), plain)
     assert all(found == alone for found in ranks(2, texts, str(folder), [*plain, EP2]))
     assert all(found == alone for found in ranks(2, texts, str(folder), plain))
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", "adafactor"])
+def test_optimizers_that_need_whole_parameters_find_them(optimizer: str, ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    chosen = [f"optim={optimizer}", "train.train_iter=4"]
+    ranks(1, run, str(tmp_path / "one"), str(corpus), chosen)
+    one = metrics(tmp_path / "one")
+    for name in ("ep2xtp2", "zero3xep2"):
+        size, overrides = LAYOUTS[name]
+        ranks(size, run, str(tmp_path / name), str(corpus), [*chosen, *overrides])
+        assert distance(one, metrics(tmp_path / name), "loss") < 1e-5
+        assert distance(one, metrics(tmp_path / name), "grad_norm") < 1e-4
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved_1f1b", "zbv"])
+def test_routing_losses_pass_through_every_pipeline(schedule: str, ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    deep = ["model.cfg.hidden_layers=4", "train.train_iter=3", "train.num_accumulation_steps=4"]
+    ranks(1, run, str(tmp_path / "one"), str(corpus), deep)
+    ranks(2, run, str(tmp_path / "pp2"), str(corpus), [*deep, PP2, f"train.dist.pipeline_schedule={schedule}"])
+    one, mine = metrics(tmp_path / "one"), metrics(tmp_path / "pp2")
+    for key in ("loss", "balance_loss", "z_loss"):
+        assert distance(one, mine, key) < 1e-5
+    assert distance(one, mine, "grad_norm") < 1e-4
