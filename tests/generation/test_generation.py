@@ -181,3 +181,38 @@ def test_the_command_line_prints_and_refuses(run: Path, tmp_path: Path) -> None:
     assert missing.returncode == 2 and missing.stderr.startswith("error:") and missing.stderr.count("\n") == 1
     evaluated = dufu("eval", str(run), "--json")
     assert evaluated.returncode == 0 and json.loads(evaluated.stdout)["loss"] > 0
+
+
+def live(folder: str, corpus: str, overrides: list[str], resume: bool = False) -> None:
+    prompts = (
+        "[{_target_: sample_text, prompts: ['The ', 'Names refer to'], period: 2, max_new_tokens: 6, temperature: 1.0, top_k: 30}]"
+    )
+    given = [
+        *TINY,
+        "optim.lr=0.01",
+        "train.num_accumulation_steps=2",
+        f"train.hooks={prompts}",
+        f"train.output_dir={folder}",
+        *overrides,
+    ]
+    train("gpt2_tiny", given, data=[corpus], resume=resume)
+
+
+@pytest.mark.parametrize(
+    ("size", "overrides"),
+    [
+        (4, ["train.dist.pipeline_parallel_size=2", "train.dist.tensor_parallel_size=2"]),
+        (4, ["train.dist.pipeline_parallel_size=2", "train.zero_optimization.enabled=true", "train.zero_optimization.stage=3"]),
+        (4, ["train.dist.tensor_parallel_size=2", "train.dist.sequence_parallel=true", "train.dist.context_parallel_size=2"]),
+    ],
+    ids=["tp2xpp2", "zero3xpp2", "sp2xcp2"],
+)
+def test_text_sampled_while_training_is_that_of_one_process(
+    size: int, overrides: list[str], ranks: Ranks, corpus: Path, tmp_path: Path
+) -> None:
+    ranks(1, live, str(tmp_path / "one"), str(corpus), [])
+    ranks(size, live, str(tmp_path / "many"), str(corpus), [*overrides, "train.stop_at_step=3"])
+    ranks(size, live, str(tmp_path / "many"), str(corpus), overrides, True)
+    one, many = ((tmp_path / name / "samples.jsonl").read_text().splitlines() for name in ("one", "many"))
+    assert [json.loads(line)["step"] for line in one] == [2, 4, 6]
+    assert one == many and len(json.loads(one[0])["texts"]) == 2

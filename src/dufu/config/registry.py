@@ -1,4 +1,4 @@
-"""Short names for classes: `@register_model("gpt2")`, and the same for optimizers, schedules, datasets, criteria, metrics.
+"""Short names for classes: `@register_model("gpt2")`, and the same for optimizers, schedules, datasets, criteria, metrics, hooks.
 
 A name is found in the room that defines the kind, or in an installed distribution's entry points (group `dufu.model`, …), which make
 its class usable by name without any import: `[project.entry-points."dufu.model"] mine = "my_package.model:MyModel"`.
@@ -24,6 +24,7 @@ HOMES = {
     "dataset": "dufu.data",
     "criterion": "dufu.layers",
     "metric": "dufu.training.metrics",
+    "hook": "dufu.generation.live",
 }
 _NAMES: dict[str, dict[str, Any]] = {kind: {} for kind in HOMES}
 # Registered classes and entry points that were loaded, by identity: what a config may name wherever it lies.
@@ -72,6 +73,11 @@ def register_criterion(name: str) -> Callable[[T], T]:
 def register_metric(name: str) -> Callable[[T], T]:
     """Register an evaluation metric under a short name."""
     return register("metric", name)
+
+
+def register_hook(name: str) -> Callable[[T], T]:
+    """Register a training hook under a short name."""
+    return register("hook", name)
 
 
 def is_registered(target: Any) -> bool:

@@ -150,6 +150,7 @@ class Train:
     evaluation: Evaluation = part(Evaluation, "evaluation during training")
     early_stopping: EarlyStopping = part(EarlyStopping, "early stopping")
     ema: Ema = part(Ema, "averaged weights")
+    hooks: Any = call("hook", None, "hooks that run after dufu's own, such as sample_text: a recorded call, or a list of them")
     scheduler: Any = call("schedule", COSINE, "a learning-rate schedule's name or recorded call")
 
 

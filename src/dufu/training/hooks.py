@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import ListConfig
+
+from dufu.config.instantiate import instantiate
+from dufu.errors import ConfigError
+
 if TYPE_CHECKING:
     from dufu.training.loop import Trainer
 
@@ -34,6 +39,23 @@ class Hook:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved state."""
+
+
+def build_hooks(calls: Any) -> list[Hook]:
+    """Return the hooks that `train.hooks` names: a recorded call, or a list of them.
+
+    Raises:
+        ConfigError: one of them is no hook.
+    """
+    if calls is None:
+        return []
+    hooks: list[Hook] = []
+    for call in calls if isinstance(calls, (list, ListConfig)) else [calls]:
+        built = instantiate(call)
+        if not isinstance(built, Hook):
+            raise ConfigError(f"train.hooks: {call} is no hook; derive from dufu.training.hooks.Hook")
+        hooks.append(built)
+    return hooks
 
 
 def named(hooks: Sequence[Hook]) -> dict[str, Hook]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -41,6 +43,21 @@ class StopRequest:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What a hook may want to know of the run it is in.
+
+    Args:
+        config: the effective config.
+        folder: the run's.
+        tokenizer: the run's.
+    """
+
+    config: Any
+    folder: Path
+    tokenizer: Any
+
+
 class Trainer:
     """Runs steps until an end is reached; everything else is a hook.
 
@@ -51,6 +68,7 @@ class Trainer:
         train_iter: number of updates of the whole run.
         stop_at_step: end early after this many updates.
         stop_after_seconds: end early after this time.
+        surroundings: of the run, for hooks; None where a trainer is built by hand.
     """
 
     def __init__(
@@ -61,9 +79,11 @@ class Trainer:
         train_iter: int,
         stop_at_step: int | None = None,
         stop_after_seconds: float | None = None,
+        surroundings: Surroundings | None = None,
     ) -> None:
         self.train_step, self.batches, self.hooks = train_step, batches, list(hooks)
         self.train_iter, self.stop_at_step, self.stop_after_seconds = train_iter, stop_at_step, stop_after_seconds
+        self.surroundings = surroundings
         self.step = 0
         self.consumed = 0
         self.finished = False  # whether the run has come to an end of its own (all steps, or early stopping)

@@ -48,8 +48,8 @@ from dufu.training.effective import effective_config, refuse_unbuilt, seconds
 from dufu.training.evaluation import check_metric_name, evaluate
 from dufu.training.files import write_text
 from dufu.training.folder import RunFolder
-from dufu.training.hooks import Hook, named
-from dufu.training.loop import Trainer
+from dufu.training.hooks import Hook, build_hooks, named
+from dufu.training.loop import Surroundings, Trainer
 from dufu.training.metrics import build_metrics
 from dufu.training.optimizer import build_optimizer, build_schedule
 from dufu.training.precision import LossScaler, Precision, precision_from_config
@@ -187,8 +187,9 @@ class _Run:
         note_step(0)  # what fails from here on begins again with --resume
         sink = Sink(self.folder.path if processes.is_main else None, train.tensorboard)
         try:
-            hooks = self._hooks(sink, valid, feed, scaler, extra)
-            trainer = Trainer(step, batches, hooks, train.train_iter, train.stop_at_step, self.stop_after)
+            hooks = self._hooks(sink, valid, feed, scaler, [*build_hooks(train.hooks), *extra])
+            around = Surroundings(config, self.folder.path, self.tokenizer)
+            trainer = Trainer(step, batches, hooks, train.train_iter, train.stop_at_step, self.stop_after, around)
             self._first_state(trainer, sink)
             if processes.is_main:
                 with sink.disk():
