@@ -18,8 +18,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
     "gpt2 untied": ("gpt2", {"tie_word_embeddings": False}),
     "gpt2 without attention dropout": ("gpt2", {"attention_dropout_prob": 0.0}),
+    "gpt2 with whole branches dropped": ("gpt2", {}),
     "llama": ("llama", {"num_key_value_heads": 2}),
     "mixture": ("llama", {"num_experts": 4, "moe_ffn_hidden_size": 24, "moe_capacity_factor": 1.2, "moe_shared_experts": 1}),
+    "gpt2 of four layers": ("gpt2", {"hidden_layers": 4}),
     "bert": ("bert", {}),
     "bert before": ("bert", {"apply_residual_post_layernorm": False}),
     "classifier": ("bert_classifier", {"num_labels": 3}),
@@ -27,7 +29,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def lay_out(kind: str, layout: dict[str, Any], **options: Any) -> Any:
-    from dufu.models import Bert, BertClassifier, GPT2, Llama
+    from dufu.models import GPT2, Bert, BertClassifier, Llama
     from dufu.optim import get_default_optimizer_params
     from dufu.parallel.build import distribute
     from dufu.parallel.layout import ParallelLayout
@@ -36,7 +38,15 @@ def lay_out(kind: str, layout: dict[str, Any], **options: Any) -> Any:
     name, more = MODELS[kind]
     model = {"gpt2": GPT2, "llama": Llama, "bert": Bert, "bert_classifier": BertClassifier}[name]
     processes = join(ParallelLayout(**layout), choose_device("cpu"))
-    return distribute(lambda: model(**{**_COMMON, **more}), processes, get_default_optimizer_params, seed=5, **options)
+
+    def make() -> Any:
+        made = model(**{**_COMMON, **more})
+        if "branches" in kind:
+            for layer in made.layers:
+                layer.block.attention_drop_path.p = layer.block.mlp_drop_path.p = 0.4
+        return made
+
+    return distribute(make, processes, get_default_optimizer_params, seed=5, **options)
 
 
 def batches_of(kind: str, length: int, packed: bool, rank: int, size: int) -> list[Any]:
@@ -117,7 +127,7 @@ def one_update(
         for entry in d.store.entries:
             entry.tensor -= entry.tensor.grad
     d.store.publish()
-    for name, value in sums.items():
+    for value in sums.values():
         d.processes.replicas.sum_(value)
     counts = {name: torch.tensor(float(sum(c[name] for c in counted))) for name in counted[0]}
     for value in counts.values():

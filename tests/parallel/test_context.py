@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from dufu.layers import AlibiBias, Attention, Embedding, RelativeBias, RotaryEmbedding, build_mask
+from dufu.errors import ConfigError, LayoutError, NotBuiltError
+from dufu.layers import (
+    AlibiBias,
+    Attention,
+    DropPath,
+    Embedding,
+    LearnedPositionalEmbedding,
+    Mask,
+    RelativeBias,
+    RotaryEmbedding,
+    TransformerLayer,
+    build_mask,
+)  # fmt: skip
 from dufu.layers.initial import Normal
 from dufu.layers.random import token_keys
 from dufu.models.chain import Batch, ChainModel
@@ -20,9 +30,7 @@ from dufu.parallel.context import attention_bytes, split_context
 from dufu.parallel.layout import CONTEXT_METHODS, ParallelLayout
 from dufu.parallel.process import choose_device, join, world_size
 from dufu.parallel.view import places_of
-from tests.parallel.shared_positions import MODELS, distance, one_update
 from tests.pool import Ranks
-from tests.small import TINY, metrics
 
 HEADS, HEAD = 12, 4
 
@@ -210,153 +218,86 @@ def test_every_process_holds_an_early_and_a_late_chunk() -> None:
     assert len(set(work)) == 1
 
 
-# From here on whole models, dropout on: one update from two micro-batches.
+class Chain(ChainModel):
+    """Units as they are given."""
 
-UPDATE = 2e-5  # fp32 sums of a few hundred terms in another order, times a gradient of about ten
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
 
-
-@pytest.fixture(scope="module")
-def updates(ranks: Ranks) -> Any:
-    found: dict[Any, Any] = {}
-
-    def one(kind: str, length: int = 12, packed: bool = False, half: bool = False) -> dict[str, Any]:
-        key = (kind, length, packed, half)
-        if key not in found:
-            found[key] = ranks(1, one_update, kind, {}, length, packed, half)[0]
-        return found[key]  # type: ignore[no-any-return]
-
-    return one
+    def units(self) -> dict[str, nn.Module]:
+        return dict(self.named_children())
 
 
-@pytest.mark.parametrize("method", CONTEXT_METHODS)
-@pytest.mark.parametrize("kind", MODELS)
-def test_a_model_is_what_it_is_on_one_process(kind: str, method: str, updates: Any, ranks: Ranks) -> None:
-    """11 positions are padded to 12."""
-    for part in ranks(2, one_update, kind, {"context": 2, "context_method": method}, 11):
-        assert distance(updates(kind, 11), part) < UPDATE
-        assert part["seen"]["stream"][1] == 6 and sum(part["sent"]["context"].values()) > 0
+def communicator(size: int) -> Any:
+    """Return one of several processes that never send anything."""
+    from dufu.parallel.collectives import Communicator
+
+    return Communicator("context", None, list(range(size)), 0)
 
 
-@pytest.mark.parametrize("method", CONTEXT_METHODS)
-def test_packed_documents(method: str, updates: Any, ranks: Ranks) -> None:
-    for part in ranks(2, one_update, "gpt2", {"context": 2, "context_method": method}, 11, True):
-        assert distance(updates("gpt2", 11, True), part) < UPDATE
+def test_heads_that_do_not_divide_are_an_error_that_names_the_numbers() -> None:
+    with pytest.raises(
+        LayoutError, match=r"layer: 4 attention heads do not divide over train.dist.context_parallel_size=3.*fits is 2"
+    ):
+        split_context(Chain(layer=Attention(24, 4)), communicator(3), "all_to_all")
+    with pytest.raises(LayoutError, match=r"layer: 2 key-value heads do not divide over train.dist.context_parallel_size=4"):
+        split_context(Chain(layer=Attention(24, 4, 2)), communicator(4), "all_to_all")
+    for method in ("all_gather", "ring"):
+        split_context(Chain(layer=Attention(24, 4, 2)), communicator(3), method)
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"tensor": 2, "sequence": True},
-        {"tensor": 2, "context_method": "all_to_all"},
-        {"tensor": 2, "sequence": True, "context_method": "ring"},
-        {"data": 2, "context_method": "ring"},
-        {"data": 2, "zero_stage": 3},
-        {"zero_stage": 2, "tensor": 2, "sequence": True},
-        {"pipeline": 2, "context_method": "ring"},
-        {"pipeline": 2, "context_method": "all_to_all"},
-    ],
-    ids=lambda layout: " ".join(f"{k}={v}" for k, v in layout.items()),
-)
-def test_beside_other_dimensions(layout: dict[str, Any], updates: Any, ranks: Ranks) -> None:
-    for part in ranks(4, one_update, "gpt2", {"context": 2, **layout}, 11):
-        assert distance(updates("gpt2", 11), part) < UPDATE
+def test_what_cannot_be_shared_is_refused() -> None:
+    with pytest.raises(LayoutError, match="Linear is none"):
+        split_context(nn.Linear(2, 2), communicator(2), "ring")
+    with pytest.raises(NotBuiltError, match="path: where processes share samples, only a TransformerLayer"):
+        split_context(Chain(path=DropPath(0.1)), communicator(2), "ring")
+    split_context(Chain(path=DropPath(0.0), layer=TransformerLayer(8, 8, 2, drop_path_prob=0.1)), communicator(2), "ring")
+    model = Chain(table=LearnedPositionalEmbedding(10, 4))
+    split_context(model, communicator(2), "ring")
+    ids = torch.zeros(1, 10, dtype=torch.long)
+    with pytest.raises(LayoutError, match="11 tokens do not fit into max_seq_length=10"):
+        model.view(Batch(torch.zeros(1, 11, dtype=torch.long), torch.zeros(1, 11, dtype=torch.long)))
+    with pytest.raises(NotBuiltError, match=r'"regions" \(1, 10, 4\)'):
+        model.view(Batch(ids, ids, extra={"regions": torch.zeros(1, 10, 4)}))
+    with pytest.raises(ConfigError, match="mask of its own"):
+        model.view(Batch(ids, ids, mask=Mask()))
 
 
-@pytest.mark.parametrize("method", CONTEXT_METHODS)
-@pytest.mark.parametrize("recompute", ["full", "selective"])
-def test_with_recomputation(recompute: str, method: str, updates: Any, ranks: Ranks) -> None:
-    run = functools.partial(one_update, recompute=recompute)
-    for part in ranks(2, run, "gpt2", {"context": 2, "context_method": method}, 11):
-        assert distance(updates("gpt2", 11), part) < UPDATE
+def test_a_mask_or_bias_must_say_which_queries_it_is_of() -> None:
+    model = Chain(layer=Attention(8, 2))
+    split_context(model, communicator(2), "ring")
+    batch = model.prepare(Batch(torch.zeros(1, 8, dtype=torch.long), torch.zeros(1, 8, dtype=torch.long)))
+    x = torch.zeros(1, 4, 8)
+    with pytest.raises(ConfigError, match=r"held=batch\.held"):
+        model.layer(x, torch.ones(4, 4).bool())
+    with pytest.raises(ConfigError, match="8 rows, but the mask is of 4 queries"):
+        model.layer(x, batch.mask, bias=AlibiBias(2)(8))
+    model.train()
+    model.layer.dropout.p = 0.1
+    with pytest.raises(ConfigError, match="needs dropout keys"):
+        model.layer(x, batch.mask)
 
 
-@pytest.mark.parametrize("method", CONTEXT_METHODS)
-def test_with_compiled_units(method: str, updates: Any, ranks: Ranks) -> None:
-    run = functools.partial(one_update, compile_units=True)
-    for part in ranks(2, run, "gpt2", {"context": 2, "context_method": method}, 11, timeout=300):
-        assert distance(updates("gpt2", 11), part) < UPDATE
-
-
-@pytest.mark.parametrize("method", CONTEXT_METHODS)
-def test_under_autocast_half_precision_travels(method: str, updates: Any, ranks: Ranks) -> None:
-    layout = {"context": 2, "context_method": method}
-    single = ranks(2, one_update, "gpt2", layout)[0]["sent"]["context"]
-    for part in ranks(2, one_update, "gpt2", layout, 12, False, True):
-        # bf16 rounds to 2^-9, differently in each layout
-        assert distance(updates("gpt2", 12, False, True), part) < 0.05
-        for operation in {"all_gather", "reduce_scatter", "all_to_all"} & set(single):
-            assert part["sent"]["context"][operation] == single[operation] // 2
-        if method == "ring":  # gradients of what travels round stay float32: of six parts that travel, four halves
-            assert part["sent"]["context"]["send"] == single["send"] * 3 // 4
-
-
-# Whole runs, with evaluation: what a user starts.
-
-RUNS = {
-    "cp2": (2, ["train.dist.context_parallel_size=2"]),
-    "cp2 all_to_all": (2, ["train.dist.context_parallel_size=2", "train.dist.context_parallel_method=all_to_all"]),
-    "cp2 ring": (2, ["train.dist.context_parallel_size=2", "train.dist.context_parallel_method=ring"]),
-    "cp2xdp2, zero2": (
-        4, ["train.dist.context_parallel_size=2", "train.zero_optimization.enabled=true", "train.zero_optimization.stage=2"]
-    ),
-    "sp2": (2, ["train.dist.tensor_parallel_size=2", "train.dist.sequence_parallel=true"]),
-    "sp2xcp2": (4, ["train.dist.tensor_parallel_size=2", "train.dist.sequence_parallel=true", "train.dist.context_parallel_size=2"]),
-}  # fmt: skip
-
-
-def run(recipe: str, folder: str, corpus: str, overrides: list[str], fault: str | None = None) -> None:
-    from dufu.training.run import train
-
-    settings = [
-        "train.num_accumulation_steps=2",
-        "train.train_iter=4",
-        "train.evaluation.eval_period=2",
-        "model.cfg.max_seq_length=23",
-    ]
-    with faults.inject(fault) if fault else nullcontext():
-        train(recipe, [*TINY, f"train.output_dir={folder}", *settings, *overrides], data=[corpus])
-
-
-@pytest.fixture(scope="module")
-def alone(ranks: Ranks, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folders = {recipe: tmp_path_factory.mktemp(recipe) / "run" for recipe in ("gpt2_tiny", "bert_tiny")}
-    for recipe, folder in folders.items():
-        ranks(1, run, recipe, str(folder), str(corpus), [])
-    return folders
-
-
-def differences(one: Path, other: Path) -> dict[str, float]:
-    """Return the largest relative difference of each number in two runs' records."""
-    found: dict[str, float] = {}
-    for split in (None, "valid"):
-        ours, theirs = metrics(one, split), metrics(other, split)
-        assert len(ours) == len(theirs) > 0
-        for a, b in zip(ours, theirs):
-            assert a.keys() == b.keys()
-            for key, value in a.items():
-                if isinstance(value, (int, float)):
-                    found[key] = max(found.get(key, 0.0), abs(value - b[key]) / max(abs(value), 1e-12))
-    return found
-
-
-@pytest.mark.parametrize("recipe", ["gpt2_tiny", "bert_tiny"])
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_writes_the_numbers_of_one_process(
-    name: str, recipe: str, alone: Any, ranks: Ranks, corpus: Path, tmp_path: Path
-) -> None:
-    size, overrides = RUNS[name]
-    ranks(size, run, recipe, str(tmp_path / "run"), str(corpus), overrides)
-    for key, difference in differences(alone[recipe], tmp_path / "run").items():
-        exact = key in ("step", "tokens", "samples") or "accuracy" in key
-        assert difference <= (0.0 if exact else 1e-4 if key == "grad_norm" else 1e-5), key  # fp32 sums in another order
-
-
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [("cp2 ring", "context.skip_key_gradient"), ("cp2", "context.dropout_by_rank"), ("sp2", "sequence.skip_scatter")],
-)
-def test_a_seeded_fault_shows_in_a_run(name: str, fault: str, alone: Any, ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
-    size, overrides = RUNS[name]
-    ranks(size, run, "gpt2_tiny", str(tmp_path / "run"), str(corpus), overrides, fault)
-    found = differences(alone["gpt2_tiny"], tmp_path / "run")
-    assert found["loss"] > 1e-5 or found["grad_norm"] > 1e-4
+def test_a_view_cuts_every_field_and_is_the_same_when_taken_again() -> None:
+    """Labels of whole samples are judged by the process that holds the first token."""
+    seen = []
+    for rank in (0, 1):
+        model = Chain(layer=Attention(8, 2))
+        model.causal = False
+        shared = communicator(2)
+        shared.rank = rank
+        split_context(model, shared, "all_gather")
+        ids = torch.arange(10).view(2, 5)
+        given = Batch(ids, ids + 100, keys=ids + 200, token_types=ids + 300, extra={"pair_labels": torch.tensor([1, 0])})
+        batch = model.view(given)
+        assert model.view(batch) is batch and given.held is None
+        assert model.view(Batch(ids)).held is None  # nothing is scored: text, whole on every process
+        seen.append(batch)
+    assert [b.places.tolist() for b in seen] == [[0, 1, 6, 7], [2, 3, 4, 5]]
+    assert seen[0].input_ids.tolist() == [[0, 1, 0, 0], [5, 6, 0, 0]] and seen[1].labels.tolist()[0] == [102, 103, 104, -100]
+    assert seen[1].positions.tolist()[0] == [2, 3, 4, 0] and seen[1].keys.tolist()[0] == [202, 203, 204, 0]
+    assert seen[1].token_types.tolist()[0] == [302, 303, 304, 0]
+    assert seen[0].padding.tolist()[0] == [True] * 5 + [False] * 3 and seen[0].length == 8
+    assert [b.extra["pair_labels"].tolist() for b in seen] == [[1, 0], [-100, -100]]

@@ -101,7 +101,7 @@ def drop_path(x: Tensor, p: float, keys: Tensor | None, place: int | Tensor, sca
     Args:
         x: (B, …).
         p: probability of dropping a sample.
-        keys: (B, T) token keys; the first of each sample decides. None = PyTorch's generator.
+        keys: (B, T) token keys of whole samples; the first of each decides. None = PyTorch's generator.
         place: which of the model's branches it is.
         scale_by_keep: divide what is kept by the probability of keeping it.
     """

@@ -18,7 +18,7 @@ class Held:
         places: (T,) places of the tokens held, in their order here.
         total: tokens of a whole sample.
         rows: (T,) places of the queries that masks and biases have a row for; None = all `total`.
-        keys: (B, total) dropout keys of all tokens; needed where there is a row for queries that are not held.
+        keys: (B, total) dropout keys of all tokens; None without dropout.
     """
 
     places: Tensor

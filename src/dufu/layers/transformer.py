@@ -109,20 +109,22 @@ class TransformerLayer(nn.Module):
             memory, memory_mask, memory_cache: of cross attention, in a decoder.
             routing: passed to the feed-forward part, where that is a MixtureOfExperts.
         """
+        # The first token of a whole sample decides whether a branch is dropped, wherever it is held.
+        samples = mask.held.keys if isinstance(mask, Mask) and mask.held is not None else keys
         branch = hidden if self.post_norm else self.attention_norm(hidden)
         branch = self.attention(branch, mask, keys, cache=cache, bias=bias, rotation=rotation)
-        hidden = hidden + self.attention_drop_path(self.attention_dropout(branch, keys), keys)
+        hidden = hidden + self.attention_drop_path(self.attention_dropout(branch, keys), samples)
         if self.post_norm:
             hidden = self.attention_norm(hidden)
         if self.is_decoder:
             branch = hidden if self.post_norm else self.cross_norm(hidden)
             branch = self.cross_attention(branch, memory_mask, keys, memory, memory_cache)
-            hidden = hidden + self.cross_drop_path(self.cross_dropout(branch, keys), keys)
+            hidden = hidden + self.cross_drop_path(self.cross_dropout(branch, keys), samples)
             if self.post_norm:
                 hidden = self.cross_norm(hidden)
         elif memory is not None:
             raise ConfigError("memory was given to a layer without cross attention; build TransformerLayer(..., is_decoder=True)")
         branch = hidden if self.post_norm else self.mlp_norm(hidden)
         branch = self.mlp(branch) if routing is None else self.mlp(branch, routing)
-        hidden = hidden + self.mlp_drop_path(self.mlp_dropout(branch, keys), keys)
+        hidden = hidden + self.mlp_drop_path(self.mlp_dropout(branch, keys), samples)
         return self.mlp_norm(hidden) if self.post_norm else hidden

@@ -22,6 +22,7 @@ from dufu.errors import ConfigError, LayoutError, NotBuiltError
 from dufu.layers.attention import Attention, Reach, scaled_dot_product
 from dufu.layers.dropout import Dropout, DropPath
 from dufu.layers.mask import Mask
+from dufu.layers.transformer import TransformerLayer
 from dufu.parallel import faults
 from dufu.parallel.collectives import Communicator
 from dufu.parallel.ring import Ring, cut, ring_attention
@@ -251,24 +252,30 @@ def split_context(model: nn.Module, communicator: Communicator, method: str) -> 
 
     Raises:
         LayoutError: no ChainModel, or heads that do not divide where the method needs it.
-        NotBuiltError: a layer that decides by whole samples.
+        NotBuiltError: whole branches dropped elsewhere than in a TransformerLayer.
     """
     if communicator.size == 1:
         return
     view = view_of(model, "train.dist.context_parallel_size")
     reach = _METHODS[method](communicator)
+    _check_branches(model)
     for name, module in model.named_modules():
-        if isinstance(module, DropPath) and module.p > 0:
-            raise NotBuiltError(
-                f"{name}: dropping whole branches of a sample is not built for samples that processes share; set its probability to 0, "
-                f"or train.dist.context_parallel_size=1"
-            )
         if isinstance(module, Attention):
             if method == "all_to_all":
                 _check_heads(name, module, communicator.size)
             module.reach = reach
     view.context, view.all_rows = communicator, reach.all_rows
     view.seams.append(reach)
+
+
+def _check_branches(model: nn.Module) -> None:
+    known = {part for layer in model.modules() if isinstance(layer, TransformerLayer) for part in layer.children()}
+    for name, module in model.named_modules():
+        if isinstance(module, DropPath) and module.p > 0 and module not in known:
+            raise NotBuiltError(
+                f"{name}: where processes share samples, only a TransformerLayer knows the first token that decides whether a branch is "
+                f"dropped; set its probability to 0, or train.dist.context_parallel_size=1"
+            )
 
 
 def _check_heads(name: str, layer: Attention, size: int) -> None:
