@@ -34,6 +34,7 @@ LAYOUTS = {
     "dp2": ParallelLayout(data=2),
     "dp4xep2": ParallelLayout(data=4, expert=2),
     "ep4": ParallelLayout(data=4, expert=4),
+    "dp6xep2": ParallelLayout(data=6, expert=2),  # one process has a sample of padding only, and one has none
     "ep2xtp2": ParallelLayout(data=2, tensor=2, expert=2),
     "sp2": ParallelLayout(tensor=2, sequence=True),
     "ep2xsp2": ParallelLayout(data=2, tensor=2, expert=2, sequence=True),
@@ -114,21 +115,26 @@ def measure(setting: str, layout: ParallelLayout, fault: str | None = None) -> d
 
 def distance(setting: str, one: dict[str, Any], parts: list[dict[str, Any]]) -> float:
     """Return the largest difference between one process and several, of outputs, gradients and losses that are all of about one."""
-    worst = 0.0
+    differences = []
     real = samples()[1]
     for part in parts:
         for what in ("out", "x_grad"):
             wanted = one[what][part["mine"]][:, part["places"]]
             kept = real[part["mine"]][:, part["places"]].unsqueeze(-1) if what == "out" else 1.0
-            worst = max(worst, float(((part[what] - wanted) * kept).abs().max()))
-        worst = max(worst, float((torch.stack(part["losses"]).sum(0) - one["losses"][0]).abs().max()))
+            differences.append((part[what] - wanted) * kept)
+        differences.append(torch.stack(part["losses"]).sum(0) - one["losses"][0])
     for name, parameter in make(setting).named_parameters():
         whole = one[name][0]
-        joined = torch.full_like(whole, float("nan"))
+        joined = torch.full_like(whole, float("nan"))  # what no process holds stays so, and so does the largest difference
+        everywhere = whole_region(tuple(parameter.shape))
         for part in parts:
-            copy_overlap(joined, whole_region(tuple(parameter.shape)), *part[name])
-        worst = max(worst, float((joined - whole).abs().max()))
-    return worst
+            held, region = part[name]
+            copy_overlap(joined, everywhere, held, region)
+            wanted = torch.zeros_like(held)
+            copy_overlap(wanted, region, whole, everywhere)
+            differences.append(held - wanted)
+        differences.append(joined - whole)
+    return float(torch.cat([d.flatten() for d in differences]).abs().max())
 
 
 CLOSE = 2e-5  # fp32 sums of up to a hundred terms of about one, in another order

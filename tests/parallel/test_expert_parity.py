@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,8 @@ def one(ranks: Ranks, corpus: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 def distance(a: list[dict[str, Any]], b: list[dict[str, Any]], key: str) -> float:
     assert [r["step"] for r in a] == [r["step"] for r in b]
-    return max(abs(x[key] - y[key]) / abs(x[key]) for x, y in zip(a, b))
+    found = [abs(x[key] - y[key]) / abs(x[key]) for x, y in zip(a, b)]
+    return max(found) if all(map(math.isfinite, found)) else math.inf
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

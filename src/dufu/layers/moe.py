@@ -219,5 +219,6 @@ class MixtureOfExperts(nn.Module):
         # Every choice has a row of its own in both directions, so that sums over a token's choices have one fixed order.
         rows = x.unsqueeze(1).expand(-1, top_k, -1).reshape(-1, x.shape[-1]).index_select(0, order)
         found: Tensor = self.experts(rows, counts)
-        placed = found.new_zeros(chosen.numel(), found.shape[-1]).index_copy(0, order, found).view(*chosen.shape, -1)
+        width = found.shape[-1]
+        placed = found.new_zeros(chosen.numel(), width).index_copy(0, order, found).view(*chosen.shape, width)
         return (placed * weights.to(placed.dtype).unsqueeze(-1)).sum(1)
