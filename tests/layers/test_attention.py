@@ -277,3 +277,19 @@ def test_the_branches_of_a_layer_fall_each_by_itself() -> None:
     assert torch.unique(both, dim=0).shape[0] == 4  # either, both and none
     out = layer(x, None, keys)
     assert torch.equal(out[~seen["a"] & ~seen["m"]], x[~seen["a"] & ~seen["m"]])
+
+
+def test_a_stretch_of_keys_has_the_dropout_of_the_whole() -> None:
+    from dufu.layers import Dropout
+
+    keys = token_keys(0, 0, torch.arange(2), torch.arange(5).expand(2, 5))
+    whole = Dropout(0.4).attention_mask(keys, 3, 4, 21)
+    for first, size in ((0, 21), (5, 7), (8, 4), (19, 2)):
+        assert torch.equal(Dropout(0.4).attention_mask(keys, 3, 4, size, first), whole[..., first : first + size])
+    assert torch.equal(Dropout(0.4).attention_mask(keys, 5, 1, 21), whole[:, 2:3])
+
+
+@pytest.mark.parametrize("bias", [AlibiBias(4), RelativeBias(4, 8, 16)], ids=["alibi", "relative"])
+def test_a_bias_may_be_of_tokens_at_any_places(bias: Any) -> None:
+    places = torch.tensor([0, 1, 6, 7])
+    assert torch.equal(bias(4, 8, places=places), bias(8)[:, :, places])

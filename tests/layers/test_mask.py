@@ -9,7 +9,7 @@ import torch
 
 from dufu.errors import ConfigError
 from dufu.layers import Mask, build_mask
-from dufu.layers.mask import causal_mask
+from dufu.layers.mask import Held, causal_mask
 
 
 def rows(mask: Mask, queries: int, keys: int) -> list[str]:
@@ -57,3 +57,27 @@ def test_a_mask_that_does_not_fit_is_an_error() -> None:
         Mask(torch.zeros(3, 3))
     with pytest.raises(ConfigError, match="either"):
         Mask(causal_mask(3, 3), causal=True)
+
+
+@pytest.mark.parametrize(("causal", "pads", "apart"), list(itertools.product([False, True], repeat=3)))
+def test_the_rows_of_held_tokens_are_those_of_the_whole_mask(causal: bool, pads: bool, apart: bool) -> None:
+    places = torch.tensor([0, 1, 6, 7])
+    padding = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0]]) if pads else None
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 2, 2, 2, 2]]) if apart else None
+    device = torch.device("cpu")
+    whole = build_mask(causal=causal, queries=8, padding=padding, documents=documents)
+    for rows in (places, None):
+        mask = build_mask(causal=causal, queries=4, padding=padding, documents=documents, held=Held(places, 8, rows))
+        chosen = torch.arange(8) if rows is None else rows
+        wanted, found = whole.dense(8, 8, device), mask.dense(len(chosen), 8, device)
+        if wanted is None or found is None:
+            assert wanted is found is None
+            continue
+        assert torch.equal(found.expand(2, 1, len(chosen), 8), wanted.expand(2, 1, 8, 8)[:, :, chosen])
+        empty = whole.empty, mask.empty
+        if empty[0] is not None and empty[1] is not None:
+            assert torch.equal(empty[1].expand(2, 1, len(chosen), 1), empty[0].expand(2, 1, 8, 1)[:, :, chosen])
+        if rows is not None:
+            part = mask.part(slice(2, 4), slice(3, 7))
+            assert part is not None and torch.equal(part.expand(2, 1, 2, 4), wanted.expand(2, 1, 8, 8)[:, :, 6:8, 3:7])
+    assert mask.looks_back is causal

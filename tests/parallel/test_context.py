@@ -48,12 +48,13 @@ class Look(nn.Module):
 
 
 class Attend(nn.Module):
-    def __init__(self, kv_heads: int, dropout: float, bias: str, cross: bool, rotary: bool) -> None:
+    def __init__(self, kv_heads: int, dropout: float, bias: str, cross: int, rotary: bool) -> None:
         super().__init__()
         wide = Normal(0.3)
-        self.layer = Attention(24, HEADS, kv_heads, HEAD, cross, dropout, init=wide)
+        self.layer = Attention(24, HEADS, kv_heads, HEAD, cross > 0, dropout, init=wide)
         self.bias = {"": None, "alibi": AlibiBias(HEADS), "relative": RelativeBias(HEADS, 8, 16, init=Normal(0.5))}[bias]
         self.rotary = RotaryEmbedding(HEAD) if rotary else None
+        self.cross = cross
         self.memory = Embedding(64, 24, init=Normal(0.7)) if cross else None
 
     def forward(self, state: Tensor, batch: Batch) -> Tensor:
@@ -64,10 +65,14 @@ class Attend(nn.Module):
         if self.rotary is not None:
             given["rotation"] = self.rotary(batch.positions)
         if self.memory is not None:
-            # the other sequence: the same tokens by another table, its padding hidden, every query seeing all of it
-            given["memory"] = self.memory(batch.input_ids)
-            queries = batch.input_ids.shape[1]
-            given["mask"] = build_mask(causal=False, queries=queries, padding=batch.padding, held=batch.held)
+            # The other sequence's end is padding, and every query sees all the rest.
+            ids, padding = torch.arange(self.cross).expand(3, -1) % 64, torch.arange(self.cross).expand(3, -1) < self.cross - 2
+            given["mask"] = build_mask(causal=False, queries=state.shape[1], keys=self.cross, padding=padding, held=batch.held)
+            if batch.held is not None:
+                size = batch.held.total // state.shape[1]
+                rank = int(batch.held.places[0]) * 2 // state.shape[1]
+                ids = ids[:, places_of(rank, size, self.cross)]
+            given["memory"] = self.memory(ids)
         out: Tensor = self.layer(state, **given)
         return out
 
@@ -76,7 +81,7 @@ class Probe(ChainModel):
     """A table, an attention layer, and the layer's output as it is."""
 
     def __init__(
-        self, causal: bool, kv_heads: int = HEADS, dropout: float = 0.0, bias: str = "", cross: bool = False, rotary: bool = False
+        self, causal: bool, kv_heads: int = HEADS, dropout: float = 0.0, bias: str = "", cross: int = 0, rotary: bool = False
     ) -> None:
         super().__init__()
         self.causal = causal
@@ -106,7 +111,8 @@ CASES: dict[str, tuple[dict[str, Any], int, str]] = {
     "alibi": ({"causal": True, "bias": "alibi", "dropout": 0.1}, 12, ""),
     "relative": ({"causal": False, "bias": "relative"}, 11, "padding"),
     "relative, causal": ({"causal": True, "bias": "relative", "dropout": 0.1}, 12, "padding"),
-    "cross": ({"causal": True, "cross": True, "dropout": 0.2}, 11, "padding"),
+    "cross": ({"causal": True, "cross": 12, "dropout": 0.2}, 11, ""),
+    "cross, longer": ({"causal": True, "cross": 24, "kv_heads": 6}, 11, ""),
 }  # fmt: skip
 
 

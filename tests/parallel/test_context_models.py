@@ -65,6 +65,24 @@ def test_beside_other_dimensions(layout: dict[str, Any], updates: Any, ranks: Ra
         assert distance(updates("gpt2", 11), part) < UPDATE
 
 
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("mixture", {"tensor": 2, "sequence": True}),
+        ("mixture", {"expert": 2}),
+        ("mixture", {"data": 2, "expert": 4, "context_method": "ring"}),
+        ("llama", {"tensor": 2, "sequence": True, "context_method": "ring"}),
+        ("bert", {"tensor": 2, "sequence": True, "context_method": "all_to_all"}),
+        ("classifier", {"data": 2, "context_method": "ring"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(f"{k}={v}" for k, v in value.items()),
+)
+def test_other_models_beside_other_dimensions(kind: str, layout: dict[str, Any], updates: Any, ranks: Ranks) -> None:
+    size = 2 if layout == {"expert": 2} else 4
+    for part in ranks(size, one_update, kind, {"context": 2, **layout}, 11):
+        assert distance(updates(kind, 11), part) < UPDATE
+
+
 @pytest.mark.parametrize("method", CONTEXT_METHODS)
 @pytest.mark.parametrize("schedule", ["zbv", "interleaved_1f1b"])
 def test_in_pipelines_of_several_stages_a_process(schedule: str, method: str, updates: Any, ranks: Ranks) -> None:

@@ -6,7 +6,14 @@ import functools
 from typing import Any
 
 import pytest
+from torch import nn
 
+from dufu.errors import LayoutError
+from dufu.layers import Dropout, LayerNorm, Linear
+from dufu.layers.split import WHOLE
+from dufu.models.chain import ChainModel
+from dufu.parallel.sequence import SequenceSplit, split_sequence
+from dufu.parallel.tensor import split_model
 from tests.parallel.shared_positions import MODELS, distance, one_update
 from tests.pool import Ranks
 
@@ -35,6 +42,16 @@ def test_a_model_is_what_it_is_on_one_process(kind: str, length: int, ones: Any,
         assert distance(ones(kind, length), part) < CLOSE
         assert part["seen"]["stream"][1] == part["seen"]["branch"][1] == 6
         assert part["sent"]["tensor"]["reduce_scatter"] > 0 and part["sent"]["tensor"]["all_gather"] > 0
+
+
+def test_what_is_sent_is_the_closed_formula(ranks: Ranks) -> None:
+    """Two layers gather and scatter twice each; the embedding scatters and the head gathers. Two micro-batches of two samples."""
+    layers, micro_batches, stream = 2, 2, 2 * 12 * 24 * 4
+    enters, leaves = 2 * layers, 2 * layers + 1
+    for part in ranks(2, one_update, "gpt2", {"tensor": 2, "sequence": True}):
+        sent = part["sent"]["tensor"]
+        assert sent["all_gather"] == micro_batches * (enters + 1 + leaves) * stream // 2
+        assert sent["reduce_scatter"] == micro_batches * (leaves + enters) * stream
 
 
 def test_on_four_processes(ones: Any, ranks: Ranks) -> None:
@@ -102,3 +119,47 @@ def generate(layout: dict[str, Any]) -> list[list[int]]:
 def test_text_is_generated_whole(size: int, layout: dict[str, Any], ranks: Ranks) -> None:
     whole = ranks(1, generate, {})[0]
     assert all(text == whole for text in ranks(size, generate, layout))
+
+
+class Chain(ChainModel):
+    """Units as they are given."""
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def units(self) -> dict[str, nn.Module]:
+        return dict(self.named_children())
+
+
+def communicator() -> Any:
+    from dufu.parallel.collectives import Communicator
+
+    return Communicator("tensor", None, [0, 1], 0)
+
+
+def test_what_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(LayoutError, match="Linear is none"):
+        split_sequence(nn.Linear(2, 2), {}, communicator())
+    alone = Chain(head=nn.Linear(2, 2))
+    with pytest.raises(LayoutError, match="Chain has one unit"):
+        split_sequence(alone, alone.units(), communicator())
+    norm = LayerNorm(4)
+    tied = Chain(layer=nn.Sequential(norm), head=nn.Sequential(norm))
+    with pytest.raises(LayoutError, match=r"0\.weight of the last unit, head, is shared"):
+        split_sequence(tied, tied.units(), communicator())
+
+
+def test_the_last_unit_keeps_all_positions_and_whole_gradients() -> None:
+    model = Chain(
+        layer=nn.ModuleDict({"norm": LayerNorm(4), "up": Linear(4, 8, parallel="col"), "down": Linear(8, 4, parallel="row")}),
+        head=nn.ModuleDict({"norm": LayerNorm(4), "out": Linear(4, 8, parallel="col"), "dropout": Dropout(0.1)}),
+    )
+    split_model(model, communicator())
+    partial = split_sequence(model, model.units(), communicator())
+    names = {name for name, parameter in model.named_parameters() if parameter in partial}
+    assert names == {"layer.norm.weight", "layer.norm.bias", "layer.down.bias"}
+    parts: Any = dict(model.named_modules())
+    assert isinstance(parts["layer.up"].split, SequenceSplit) and not isinstance(parts["head.out"].split, SequenceSplit)
+    assert parts["head.dropout"].stream is WHOLE
