@@ -25,7 +25,7 @@ from dufu.layers import (
 from dufu.layers.initial import Normal
 from dufu.layers.random import token_keys
 from dufu.models.chain import Batch, ChainModel
-from dufu.parallel import faults
+from dufu.parallel import faults, ring
 from dufu.parallel.context import attention_bytes, split_context
 from dufu.parallel.layout import CONTEXT_METHODS, ParallelLayout
 from dufu.parallel.process import choose_device, join, world_size
@@ -129,8 +129,9 @@ def batch_of(length: int, rules: str) -> Batch:
     return Batch(ids, ids.clone(), keys=keys, padding=padding, documents=documents)
 
 
-def measure(name: str, method: str = "all_gather", fault: str | None = None) -> dict[str, Any]:
+def measure(name: str, method: str = "all_gather", fault: str | None = None, scores: int = ring.MOST_SCORES) -> dict[str, Any]:
     """Return the output at this process's places, the gradients summed over all, and what was sent."""
+    ring.MOST_SCORES = scores
     arguments, length, rules = CASES[name]
     processes = join(ParallelLayout(context=world_size(), context_method=method), choose_device("cpu"))
     torch.manual_seed(0)
@@ -181,6 +182,13 @@ def test_each_method_gives_what_one_process_gives(name: str, method: str, size: 
     for part in parts:
         assert bool(part["out"].isfinite().all()) and all(bool(g.isfinite().all()) for g in part["grads"].values())
         assert part["held"] == -(-CASES[name][1] // (2 * size)) * 2
+
+
+@pytest.mark.parametrize("name", ["causal dropout", "causal padding, dropout", "relative, causal", "cross, longer"])
+def test_a_ring_may_score_a_few_queries_at_a_time(name: str, ones: Any, ranks: Ranks) -> None:
+    """One query at a time, or two of the three or six of a process."""
+    for scores in (1, 2 * 3 * HEADS * 3):
+        assert same(ones[name], ranks(2, measure, name, "ring", None, scores))
 
 
 def test_a_query_with_nothing_to_attend_to_gives_zero(ones: Any, ranks: Ranks) -> None:

@@ -4,7 +4,8 @@
 logarithm of its sum of exponentials, and two parts are merged by these (as in flash attention, Dao et al., 2022). Backward makes the
 probabilities anew from that logarithm, and lets the gradients of a block's keys and values travel with it until they are home.
 
-A block is seen as two chunks, each of contiguous places, so that a chunk which no query sees is left out.
+A block is seen as two chunks, each of contiguous places, so that a chunk which no query sees is left out. Scores of a chunk exist for as
+many queries at a time as `MOST_SCORES` allows, so memory does not grow with the square of the length.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from dufu.layers.random import keep_scale
 from dufu.parallel import faults
 from dufu.parallel.collectives import Communicator
 from dufu.parallel.view import chunks_of
+
+MOST_SCORES = 1 << 25  # numbers of one pair's scores, of all samples and heads
 
 
 @dataclass(frozen=True)
@@ -61,21 +64,23 @@ class Ring:
     keys: Tensor | None
     first_head: int
 
-    def pairs(self, source: int, queries: int, keys: int) -> Iterator[_Pair]:
-        """Yield which of the queries here meet which keys of process `source`'s block."""
-        size, half = self.communicator.size, keys // 2
+    def pairs(self, source: int, q: Tensor, k: Tensor) -> Iterator[_Pair]:
+        """Yield which of the queries (B, H, T, D) here meet which keys (B, …, S, D) of process `source`'s block."""
+        queries, size, half = q.shape[2], self.communicator.size, k.shape[2] // 2
+        step = max(1, MOST_SCORES // (q.shape[0] * q.shape[1] * half))
         early, late = chunks_of(self.communicator.rank, size)
         holder = self.communicator.rank if faults.active("context.order_of_ranks") else source
         for number, chunk in enumerate(chunks_of(source, size)):
             columns = slice(number * half, (number + 1) * half)
             place = chunks_of(holder, size)[number] * half
-            rows, earliest = slice(0, queries), early
+            first, earliest = 0, early
             if self.mask.looks_back and early < chunk:
                 if late < chunk:
                     continue
-                rows, earliest = slice(queries // 2, queries), late
+                first, earliest = queries // 2, late
             masked = self.mask.allowed is not None or (self.mask.causal and earliest == chunk)
-            yield _Pair(rows, columns, slice(place, place + half), masked)
+            for row in range(first, queries, step):
+                yield _Pair(slice(row, min(row + step, queries)), columns, slice(place, place + half), masked)
 
     def scores(self, pair: _Pair, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
         """Return the scores of a pair's queries and keys, float32."""
@@ -141,7 +146,7 @@ class _RingAttention(torch.autograd.Function):
         heads, out = q.shape[1], torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         total = torch.full(q.shape[:-1], float("-inf"), device=q.device)  # logarithms of the sums of exponentials so far
         for source, block in _Travel(ring.communicator, torch.stack((k, v))):
-            for pair in ring.pairs(source, q.shape[2], k.shape[2]):
+            for pair in ring.pairs(source, q, k):
                 keys, values = (_grouped(x[:, :, pair.columns], heads) for x in block.unbind(0))
                 scores = ring.scores(pair, q[:, :, pair.rows], keys, bias)
                 part = scores.logsumexp(-1)
@@ -172,7 +177,7 @@ class _RingAttention(torch.autograd.Function):
         works: list[Any] = []
         for source, block in _Travel(ring.communicator, torch.stack((k, v))):
             mine = torch.zeros(block.shape, dtype=torch.float32, device=q.device)
-            for pair in ring.pairs(source, q.shape[2], k.shape[2]):
+            for pair in ring.pairs(source, q, k):
                 rows = pair.rows
                 keys, values = (_grouped(x[:, :, pair.columns], heads) for x in block.unbind(0))
                 scores = ring.scores(pair, q[:, :, rows], keys, bias)
