@@ -80,7 +80,9 @@ class MetricsHook(Hook):
             bad = bad or not (self.skips_allowed or math.isfinite(loss))
         self.sink.progress(trainer.step)
         if bad:
-            raise NonFiniteError(_blame(trainer))
+            from dufu.training.replay import explain_nonfinite  # which keeps a checkpoint, and so imports what imports this
+
+            raise NonFiniteError(f"{_blame(trainer)}. {explain_nonfinite(trainer)}")
 
     def _report(self, trainer: Trainer) -> float:
         step = trainer.train_step
