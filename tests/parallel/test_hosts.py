@@ -213,6 +213,23 @@ def test_slurm_tasks_on_two_hosts(two_hosts: list[list[str]], corpus: Path, tmp_
     assert "dp2:" in done[0][1] and len(metrics(tmp_path / "run")) == 6
 
 
+def test_pods_on_two_hosts(two_hosts: list[list[str]], corpus: Path, tmp_path: Path) -> None:
+    """As a training operator sets a pod's environment, torchrun and the command itself start the same."""
+    pod = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "10.77.0.1", "WORLD_SIZE": "2"}
+    train = ["train", "gpt2_tiny", "--data", str(corpus), *TINY]
+    for name, program in (("dufu", ["dufu.cli.main"]), ("torchrun", ["torch.distributed.run", "-m", "dufu.cli.main"])):
+        port, folder = free_port(), tmp_path / name
+        own = [
+            ["env", f"PET_NODE_RANK={rank}", f"RANK={rank}", sys.executable, "-m", *program, *train, f"train.output_dir={folder}"]
+            for rank in range(2)
+        ]
+        meeting = {"PET_MASTER_PORT": str(port), "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": str(port)}
+        with on_both(two_hosts, own, **pod, **meeting) as processes:
+            done = finish(processes)
+        assert [status for status, _, _ in done] == [0, 0], done
+        assert "dp2:" in done[0][1] and len(metrics(folder)) == 6
+
+
 def test_a_process_killed_on_the_second_host_restarts_both(
     two_hosts: list[list[str]], ranks: Ranks, corpus: Path, tmp_path: Path
 ) -> None:

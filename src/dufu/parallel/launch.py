@@ -30,6 +30,8 @@ _GRACE_SECONDS = 600
 # Processes whose peers have failed have nothing to write.
 _FAILURE_GRACE_SECONDS = 30
 _POLL_SECONDS = 0.1
+_STUCK = ".stuck"  # beside the speaker's file
+_STUCK_GRACE_SECONDS = 4.0  # in which a process that can still run ends by itself
 
 ALONE = Hosts()
 
@@ -75,6 +77,15 @@ _step_note = _StepNote()
 def note_step(step: int) -> None:
     """Tell the launcher, if there is one, which step this process is making (counted from 0)."""
     _step_note.write(step)
+
+
+def note_stuck() -> None:
+    """Tell the launcher, if there is one, that all processes are ending, and that one which does not is to be killed soon."""
+    path = os.environ.get(_SPEAKER)
+    if path:
+        with suppress(OSError):
+            Path(path + _STUCK).touch()
+            time.sleep(2 * _POLL_SECONDS)  # the launcher looks before it sees the first process end
 
 
 def settle_worker() -> None:
@@ -210,9 +221,13 @@ class _Launch:
     def _follow(self, context: Any, attempt: int, steps: Path) -> Outcome:
         look = 0
         while True:
+            stuck = (self.folder / f"error_{attempt}{_STUCK}").exists()
+            if stuck:
+                _kill_the_frozen(context)
             result = context.wait(0)
             if result is not None:
                 failures = [Failure(self.team.first_rank + n, f.exitcode, float(f.timestamp)) for n, f in result.failures.items()]
+                failures = [f for f in failures if not (stuck and f.code == -signal.SIGKILL)]  # killed here
                 return Outcome(sorted(failures, key=lambda f: f.at), _last_step(steps))
             look += 1
             if self.team.hosts.count > 1 and look % 10 == 0 and self.team.trouble(attempt):
@@ -252,6 +267,22 @@ class _Launch:
             print(f"dufu: {verdict.why}{number}", file=sys.stderr, flush=True)
 
 
+def _kill_the_frozen(context: Any) -> None:
+    """Let processes that are ending do so, and kill the rest."""
+    end = time.monotonic() + _STUCK_GRACE_SECONDS
+    while time.monotonic() < end and any(_running(pid) for pid in context.pids().values()):
+        time.sleep(_POLL_SECONDS)
+    context.close(signal.SIGKILL, 1)
+
+
+def _running(pid: int) -> bool:
+    """Say whether a child has not ended, without taking its status from whoever waits for it."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
+
+
 def _last_step(path: Path) -> int | None:
     """Return the largest step that a process of this host has begun; None before the first."""
     data = path.read_bytes()
@@ -267,4 +298,4 @@ def _report_killed(failures: Sequence[tuple[int, int]]) -> None:
             print(f"process {rank} was ended by {signal.Signals(-code).name}{hint}", file=sys.stderr, flush=True)
 
 
-__all__ = ["Hosts", "exit_status", "launch", "note_step", "settle_worker", "speak_for_all"]
+__all__ = ["Hosts", "exit_status", "launch", "note_step", "note_stuck", "settle_worker", "speak_for_all"]

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dufu.parallel.launch import speak_for_all
+from dufu.parallel.launch import note_stuck, speak_for_all
 
 _HOME = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -185,6 +185,7 @@ class Watcher:
             speak_for_all()  # before the others lose their connection to this process
             print(_text(operation, self.timeout, lines), file=sys.stderr, flush=True)
             self.store.set("explained", "1")
+        note_stuck()
         os._exit(1)
 
 
@@ -219,6 +220,7 @@ def stop_watching() -> None:
 def _finish(text: str) -> None:
     if speak_for_all():
         print(text, file=sys.stderr, flush=True)
+    note_stuck()
     os._exit(1)
 
 
