@@ -13,14 +13,14 @@ class Ranks:
     """Calls a top-level function on several ranks at once: `ranks(2, function, *arguments)` returns each rank's result."""
 
     def __init__(self) -> None:
-        self._pool = Pool()
+        self.pool = Pool()
 
     def close(self) -> None:
-        self._pool.close()
+        self.pool.close()
 
     def __call__(self, size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120) -> list[Any]:
         try:
-            return self._pool(size, function, *arguments, timeout=timeout)
+            return self.pool(size, function, *arguments, timeout=timeout)
         except WorkerError as error:
             raise AssertionError(f"{error}\n{error.trace}") from None
         except DufuError as error:

@@ -12,13 +12,14 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "train": "dufu.training.run",
+    "check": "dufu.training.module_check",
     "load": "dufu.training.load",
     "generate": "dufu.generation.pipeline",
     "parallelize": "dufu.distributed",
     "DufuError": "dufu.errors",
 }
 
-__all__ = ["DufuError", "__version__", "generate", "load", "parallelize", "train"]
+__all__ = ["DufuError", "__version__", "check", "generate", "load", "parallelize", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ def command(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A recipe, a config file or a run's folder; a registered name or dotted path; a section or key. None lists."
+            help="A recipe, a config file or a run's folder; a registered name or dotted path; a section or key; layouts. None lists."
         ),
     ] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value settings of a recipe or config file.")] = None,
@@ -36,6 +36,9 @@ def command(
     if name is None:
         _only_configs(overrides, py, "without a name")
         print(_everything())
+    elif name == "layouts":
+        _only_configs(overrides, py, name)
+        print(_layouts())
     elif is_section(name):
         _only_configs(overrides, py, name)
         print(_section(name))
@@ -117,6 +120,14 @@ def _callable(name: str) -> str:
         ending = ["", "It takes other arguments as well."] if more else []
         blocks.append("\n".join([title, *([summary] if summary else []), "", *(_rows(rows) or ["no arguments"]), *ending]))
     return "\n\n".join(blocks)
+
+
+def _layouts() -> str:
+    """Return the grammar of layouts as text, and what cannot be combined."""
+    from dufu.parallel.layout_text import describe_layouts
+
+    blocks = [[title, *_columns(rows)] for title, rows in describe_layouts().items()]
+    return "\n\n".join("\n".join(block) for block in blocks)
 
 
 def _everything() -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from omegaconf import DictConfig
 
 from dufu.config.load import LazyConfig
 from dufu.errors import DufuError
@@ -26,7 +27,7 @@ from dufu.training.recorded_run import ConfigJob, read_job, record_config, verif
 from dufu.training.recording import RankRecord, Recording, assembled
 
 # What a layout may change without changing the mathematics; of other options both sides have the same.
-_NEUTRAL = ("train.dist.", "train.zero_optimization.", "train.activation_checkpoint.", "train.num_accumulation_steps",
+NEUTRAL = ("train.dist.", "train.zero_optimization.", "train.activation_checkpoint.", "train.num_accumulation_steps",
             "train.train_micro_batch_size", "graph.")  # fmt: skip
 _BATCH = ("train.global_batch_size", "train.train_micro_batch_size", "train.num_accumulation_steps")
 SAY: Callable[[str], None] = lambda line: None
@@ -171,14 +172,11 @@ class ConfigSubject:
     def reference(self, layout: LayoutText) -> LayoutText:
         """See Subject."""
         one = parse_layout(ONE[0])
-        return LayoutText(one.text, 1, one.dist, tuple(o for o in layout.options if not o.startswith(_NEUTRAL)))
+        return LayoutText(one.text, 1, one.dist, tuple(o for o in layout.options if not o.startswith(NEUTRAL)))
 
     def tolerance(self, layout: LayoutText) -> Tolerance:
         """See Subject."""
-        config, _, _ = read_job(self._job(layout, True), layout.world)
-        if config.train.amp.enabled:
-            return TOLERANCES[config.train.amp.level or "O1"]
-        return TOLERANCES["compiled" if config.graph.enabled else "O0"]
+        return tolerance_of(read_job(self._job(layout, True), layout.world)[0])
 
     def parallel_layout(self, layout: LayoutText) -> ParallelLayout:
         """See Subject."""
@@ -200,6 +198,13 @@ class ConfigSubject:
             "global batch": f"{plan.global_batch} samples, micro-batches of {plan.micro}",
             "data": "made up: seeded words, unequal numbers of scored tokens" if self.made_up else " ".join(self.data),
         }
+
+
+def tolerance_of(config: DictConfig) -> Tolerance:
+    """Return how far a config's layouts may be from one process, by its precision."""
+    if config.train.amp.enabled:
+        return TOLERANCES[config.train.amp.level or "O1"]
+    return TOLERANCES["compiled" if config.graph.enabled else "O0"]
 
 
 def _sets(overrides: Sequence[str], key: str) -> bool:
@@ -270,7 +275,7 @@ class Checker:
         self, layout: LayoutText, reference: Recording, found: Recording, comparison: Comparison, tolerance: Tolerance
     ) -> str:
         without: bool | None = None
-        if self.given is None and any(d.counts for d in comparison.forward):
+        if self.given is None and (comparison.begins == 1 or any(d.counts for d in (*comparison.forward, *comparison.gradients))):
             self.say(f"{layout.text} differs; once more without dropout")
             try:
                 without = compare(self.reference(layout, False), self.record(layout, False), tolerance).agrees

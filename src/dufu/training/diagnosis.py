@@ -48,6 +48,11 @@ def explain(
     if agrees_without_dropout:
         return "random state: with dropout switched off it agrees, so the masks depend on the process, not on the token alone"
     first = comparison.first_unit
+    if comparison.begins == 1 and (first is None or first[1] == "backward"):
+        return (
+            "normalisation: the loss differs though no unit's output does; its sum or the count that divides it is not that of the "
+            "global batch, or a sample's loss depends on which others are beside it"
+        )
     if first is not None:
         _, direction, difference = first
         wanted, mine = getattr(reference, direction)[difference.name], getattr(found, direction)[difference.name]
@@ -55,14 +60,14 @@ def explain(
     if any(d.counts for d in comparison.gradients):
         name = next(d.name for d in comparison.gradients if d.counts)
         return _of_gradient(name, reference, found, layout, tolerance)
-    if comparison.begins == 1:
-        return "the loss alone differs: its sum or the count that divides it is not that of the global batch"
     if any(d.counts for d in comparison.parameters):
         name = next(d.name for d in comparison.parameters if d.counts)
         split = _disagreement([p for p in found.copies.get("parameter", []) if p.name == name], layout, 1e-9)
         if split is not None:
             return f"copies of {name} on {_of(split)} went apart: each updates its own"
         return "the gradients agree and the values do not: the optimizer, its state or the learning rate differs"
+    if comparison.begins:
+        return f"unknown: the losses part at step {comparison.begins}, though all else agrees"
     if comparison.norm.counts:
         return "the gradients agree and their norm does not: elements are counted twice, or not at all"
     return comparison.problems[0] if comparison.problems else "unknown"

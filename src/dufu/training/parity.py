@@ -42,9 +42,9 @@ class Tolerance:
 TOLERANCES = {
     "O0": Tolerance(1e-6, 1e-5, 1e-7, 5e-5, "fp32, sums in another order"),
     "compiled": Tolerance(2e-6, 2e-5, 2e-7, 1e-4, "fp32, sums in another order, and a compiler's"),
-    "O1": Tolerance(2e-3, 1e-1, 2e-3, 2e-1, "matrix products in half precision"),
-    "O2": Tolerance(5e-3, 2e-1, 5e-3, 4e-1, "weights and gradients in half precision"),
-    "O3": Tolerance(2e-2, 3e-1, 1e-2, 4e-1, "everything in half precision"),
+    "O1": Tolerance(2e-4, 2e-2, 4e-4, 5e-2, "matrix products in half precision"),
+    "O2": Tolerance(2e-4, 3e-2, 1e-3, 1e-1, "weights and gradients in half precision"),
+    "O3": Tolerance(1e-3, 5e-2, 2e-3, 2e-1, "everything in half precision"),
 }
 
 
