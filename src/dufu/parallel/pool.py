@@ -131,9 +131,7 @@ class Pool:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
         }
-        jobs = [
-            pickle.dumps((function, arguments, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})) for rank in range(size)
-        ]
+        jobs = [pickle.dumps((function, arguments, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})) for rank in range(size)]
         self.grow(size)
         try:
             for (_, pipe), job in zip(self._workers[:size], jobs):
@@ -175,8 +173,7 @@ def _death(code: int | None) -> str:
     if code is not None and code < 0:
         return f"it was ended by {signal.Signals(-code).name}"
     return (
-        "it ended before its work was done (a script that starts processes needs its last lines under "
-        '`if __name__ == "__main__":`)'
+        'it ended before its work was done (a script that starts processes needs its last lines under `if __name__ == "__main__":`)'
     )
 
 
@@ -185,7 +182,9 @@ def _explanation(size: int, failures: dict[int, tuple[bool, Any, str]], silent: 
     for _, error, _ in failures.values():
         if isinstance(error, DufuError):
             return error
-    ranked = sorted(failures.items(), key=lambda item: any(word in item[1][1] for word in ("Connection", "gloo", "peer", "Broken pipe")))
+    ranked = sorted(
+        failures.items(), key=lambda item: any(word in item[1][1] for word in ("Connection", "gloo", "peer", "Broken pipe"))
+    )
     if not ranked:
         return WorkerError(f"process {silent[0]} of {size} did not answer within {timeout:g} s")
     rank, (_, text, trace) = ranked[0]
