@@ -9,6 +9,7 @@ FAULTS = {
     "tensor.skip_leave": "the partial results of a row-split layer are not summed",
     "tensor.skip_enter": "the gradient of a column-split layer's input is not summed",
     "data.skip_reduce": "gradients are not summed over the data-parallel processes",
+    "data.double": "gradients are summed over the data-parallel processes twice, or are sums where means were meant",
     "shard.scale": "a sharded gradient is halved",
     "pipeline.scale_gradients": "the gradient that a stage hands back is divided by the number of micro-batches",
     "pipeline.untied": "the gradients of a weight that two stages share are not summed",

@@ -238,6 +238,8 @@ class _Bucket:
             return
         if self._work is not None:
             self._work.wait()
+        if faults.active("data.double"):
+            self._flat *= 2
         self._completion.sum_(self._flat)
         offset = 0
         for tensor in self._tensors:
