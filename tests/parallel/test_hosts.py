@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dufu.errors import LayoutError
 from dufu.parallel.hosts import Hosts, Start, adopt_environment, first_host, split_address, start_of_call
@@ -108,6 +109,29 @@ def test_a_place_that_is_not_complete(options: tuple[int | None, int | None, int
     with pytest.raises(LayoutError, match=message):
         start_of_call(*options, environment={})
     assert split_address("[fd00::1]:29400") == ("fd00::1", 29400)
+
+
+def test_the_shipped_jobs_are_whole() -> None:
+    """Their commands are ones that dufu knows; Slurm and Kubernetes are not here to run them."""
+    examples = TOOLS.parent / "examples"
+    assert subprocess.run(["bash", "-n", str(examples / "train.sbatch")]).returncode == 0
+    job = yaml.safe_load((examples / "pytorchjob.yaml").read_text())
+    pods = job["spec"]["pytorchReplicaSpecs"]
+    assert pods["Master"] == pods["Worker"] and pods["Master"]["template"]["spec"]["containers"][0]["command"][:2] == [
+        "dufu",
+        "train",
+    ]
+
+
+def test_train_sh_says_what_is_missing() -> None:
+    script = str(TOOLS / "train.sh")
+    for words, environment, message in (
+        (["dufu", "gpt2_tiny"], {}, "usage"),
+        (["dufu", "gpt2_tiny", "2"], {"NODE": "2"}, "ADDR and PORT"),
+        (["no_such.py", "gpt2_tiny", "2"], {}, "no such script"),
+    ):
+        done = subprocess.run(["bash", script, *words], capture_output=True, text=True, env={**os.environ, **environment})
+        assert done.returncode == 2 and done.stderr.startswith("error: ") and message in done.stderr
 
 
 # Two hosts -------------------------------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def launch(
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores // processes))
     if hosts.count > 1:
         settle_network(hosts.address)
-    team = Team(hosts, processes, {"--max-restarts": max_restarts})
+    team = Team(hosts, processes, {"--nproc": processes, "--max-restarts": max_restarts})
     try:
         with tempfile.TemporaryDirectory(prefix="dufu-launch-", ignore_cleanup_errors=True) as folder:
             return _Launch(team, Path(folder), list(arguments), max_restarts, list(again)).run()

@@ -47,12 +47,13 @@ class Watched:
         peer: the other process of a message between two; collectives are numbered instead, the same on every member.
     """
 
-    __slots__ = ("_outer", "communicator", "kind", "number", "peer", "since", "tensor", "thread")
+    __slots__ = ("_outer", "communicator", "kind", "number", "on_device", "peer", "since", "tensor", "thread")
 
     def __init__(self, communicator: Any, kind: str, tensor: Tensor | None = None, peer: int | None = None) -> None:
         if peer is None:
             communicator.calls += 1
         self.communicator, self.kind, self.tensor, self.peer, self.number = communicator, kind, tensor, peer, communicator.calls
+        self.on_device = tensor is not None and tensor.is_cuda
         self.since = 0.0
 
     def __enter__(self) -> Watched:
@@ -66,9 +67,10 @@ class Watched:
             del _under_way[self.thread]
         else:
             _under_way[self.thread] = self._outer
-        if _watcher is not None and self.tensor is not None and self.tensor.is_cuda and error[0] is None:
+        if self.on_device and _watcher is not None and self.tensor is not None and error[0] is None:
             event = torch.cuda.Event()
             event.record()
+            self.tensor = torch.empty_like(self.tensor, device="meta")  # its memory is free to go
             _launched.append((self, event))
 
 
@@ -133,8 +135,9 @@ class Watcher:
 
     def _run(self) -> None:
         while not self._stop.wait(min(1.0, self.timeout / 4)):
-            late = self._late()
+            late: Watched | None = None
             try:
+                late = self._late()
                 if late is not None:
                     self.store.compare_set("alarm", "", str(self.rank))
                 if self.store.check(["alarm"]):
