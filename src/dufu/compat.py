@@ -84,3 +84,31 @@ def backward_to_weights(weights: list[Tensor], groups: Any) -> None:
 
     # Groups of weights may share nodes, where a stage hands on several tensors; what is retained goes with the last reference to it.
     stage_backward_weight(iter(weights), groups, retain_graph=True)  # type: ignore[arg-type]
+
+
+def attention_block(q: Tensor, k: Tensor, v: Tensor, triangle: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Return softmax(q kᵀ · scale) v over a block of keys and the logarithms of its sums of exponentials, by PyTorch's kernel for the CPU.
+
+    Args:
+        q: (B, H, T, D); k, v: (B, H, S, D).
+        triangle: whether query i sees the keys 0 … i only.
+
+    Returns:
+        (B, H, T, D), and (B, H, T) float32.
+    """
+    out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, triangle, scale=scale)
+    return out, sums
+
+
+def attention_block_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, triangle: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a block's share of the gradients of q, k and v.
+
+    Args:
+        grad: of the output over all blocks.
+        out, sums: output and logarithms of the sums of exponentials over all blocks.
+    """
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    of_q, of_k, of_v = backward(grad, q, k, v, out, sums, 0.0, triangle, scale=scale)
+    return of_q, of_k, of_v

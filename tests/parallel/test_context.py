@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dufu.compat import attention_block, attention_block_backward
 from dufu.errors import ConfigError, LayoutError, NotBuiltError
 from dufu.layers import (
     AlibiBias,
@@ -224,6 +225,31 @@ def test_what_is_sent_is_the_closed_formula(method: str, size: int, ranks: Ranks
 )
 def test_a_seeded_fault_shows(name: str, method: str, fault: str, ones: Any, ranks: Ranks) -> None:
     assert not same(ones[name], ranks(2, measure, name, method, fault))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_pytorchs_kernel_computes_a_part_of_the_keys_given_what_is_known_of_all(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    q, k, v, grad = (torch.randn(2, 3, n, 8, dtype=dtype) for n in (4, 10, 10, 4))
+    hidden = torch.cat((torch.ones(4, 4).triu(1).bool(), torch.zeros(4, 6).bool()), 1)
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    scores = (exact[0] @ exact[1].transpose(-1, -2) * 0.3).masked_fill(hidden, float("-inf"))
+    out, sums = scores.softmax(-1) @ exact[2], scores.logsumexp(-1).detach()
+    out.backward(grad.double())
+    merged, found = torch.zeros(2, 3, 4, 8), [torch.zeros(x.shape) for x in (q, k, v)]
+    for keys in (slice(0, 4), slice(4, 10)):
+        part, part_sums = attention_block(q, k[:, :, keys], v[:, :, keys], keys.start == 0, 0.3)
+        merged += part.float() * (part_sums - sums.float()).exp().unsqueeze(-1)
+        grads = attention_block_backward(
+            grad, q, k[:, :, keys], v[:, :, keys], out.detach().to(dtype), sums.float(), keys.start == 0, 0.3
+        )  # fmt: skip
+        found[0] += grads[0].float()
+        found[1][:, :, keys], found[2][:, :, keys] = grads[1].float(), grads[2].float()
+    close = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 0.03, "atol": 0.03}  # bf16 rounds to 2^-9
+    torch.testing.assert_close(merged, out.float(), **close)
+    for mine, wanted in zip(found, exact):
+        assert wanted.grad is not None
+        torch.testing.assert_close(mine, wanted.grad.float(), **close)
 
 
 def test_every_process_holds_an_early_and_a_late_chunk() -> None:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from dufu.compat import attention_block, attention_block_backward
 from dufu.layers.dropout import Dropout
 from dufu.layers.mask import Mask
 from dufu.layers.random import keep_scale
@@ -35,13 +36,13 @@ class _Pair:
         rows: the queries, of those here.
         columns: the keys, of those of the block.
         places: the keys' places in the whole sample.
-        masked: whether some of the keys are hidden from some of the queries.
+        hidden: what is hidden of the keys: "nothing", from each query the keys "after" its place, or "some".
     """
 
     rows: slice
     columns: slice
     places: slice
-    masked: bool
+    hidden: Literal["nothing", "after", "some"]
 
 
 @dataclass(frozen=True)
@@ -64,30 +65,43 @@ class Ring:
     keys: Tensor | None
     first_head: int
 
-    def pairs(self, source: int, q: Tensor, k: Tensor) -> Iterator[_Pair]:
-        """Yield which of the queries (B, H, T, D) here meet which keys (B, …, S, D) of process `source`'s block."""
+    def fused(self, q: Tensor, bias: Tensor | None) -> bool:
+        """Say whether PyTorch's kernel computes the pairs: the CPU's, where neither dropout nor a mask that needs a tensor is asked for."""
+        return q.device.type == "cpu" and self.dropout is None and self.mask.allowed is None and bias is None
+
+    def pairs(self, source: int, q: Tensor, k: Tensor, whole: bool) -> Iterator[_Pair]:
+        """Yield which of the queries (B, H, T, D) here meet which keys (B, …, S, D) of process `source`'s block.
+
+        Args:
+            whole: leave the pairs as large as they are, whatever `MOST_SCORES` says.
+        """
         queries, size, half = q.shape[2], self.communicator.size, k.shape[2] // 2
-        step = max(1, MOST_SCORES // (q.shape[0] * q.shape[1] * half))
-        early, late = chunks_of(self.communicator.rank, size)
+        step = queries if whole else max(1, MOST_SCORES // (q.shape[0] * q.shape[1] * half))
         holder = self.communicator.rank if faults.active("context.order_of_ranks") else source
         for number, chunk in enumerate(chunks_of(source, size)):
             columns = slice(number * half, (number + 1) * half)
             place = chunks_of(holder, size)[number] * half
-            first, earliest = 0, early
-            if self.mask.looks_back and early < chunk:
-                if late < chunk:
-                    continue
-                first, earliest = queries // 2, late
-            masked = self.mask.allowed is not None or (self.mask.causal and earliest == chunk)
-            for row in range(first, queries, step):
-                yield _Pair(slice(row, min(row + step, queries)), columns, slice(place, place + half), masked)
+            for first, last, hidden in self._rows(chunk, queries):
+                for row in range(first, last, step):
+                    yield _Pair(slice(row, min(row + step, last)), columns, slice(place, place + half), hidden)
+
+    def _rows(self, chunk: int, queries: int) -> Iterator[tuple[int, int, Literal["nothing", "after", "some"]]]:
+        """Yield which queries here see something of a chunk of keys, and what is hidden from them."""
+        some: Literal["nothing", "some"] = "nothing" if self.mask.allowed is None else "some"
+        if not self.mask.looks_back:
+            yield 0, queries, some
+            return
+        half = queries // 2
+        for number, mine in enumerate(chunks_of(self.communicator.rank, self.communicator.size)):
+            if mine >= chunk:
+                yield number * half, (number + 1) * half, "after" if mine == chunk and self.mask.causal else some
 
     def scores(self, pair: _Pair, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
         """Return the scores of a pair's queries and keys, float32."""
         scores = torch.matmul(q * self.scale, k.transpose(-1, -2)).float()  # scaled first, so that fp16 does not overflow
         if bias is not None:
             scores = scores + cut(bias, pair.rows, pair.places)
-        allowed = self.mask.part(pair.rows, pair.places) if pair.masked else None
+        allowed = None if pair.hidden == "nothing" else self.mask.part(pair.rows, pair.places)
         return scores if allowed is None else scores.masked_fill(~allowed, float("-inf"))
 
     def kept(self, pair: _Pair, heads: int) -> Tensor | None:
@@ -143,22 +157,22 @@ class _Travel:
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, ring: Ring) -> Tensor:
-        heads, out = q.shape[1], torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+        out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         total = torch.full(q.shape[:-1], float("-inf"), device=q.device)  # logarithms of the sums of exponentials so far
+        fused = ring.fused(q, bias)
         for source, block in _Travel(ring.communicator, torch.stack((k, v))):
-            for pair in ring.pairs(source, q, k):
-                keys, values = (_grouped(x[:, :, pair.columns], heads) for x in block.unbind(0))
-                scores = ring.scores(pair, q[:, :, pair.rows], keys, bias)
-                part = scores.logsumexp(-1)
-                probs = (scores - _finite(part).unsqueeze(-1)).exp()
-                factor = ring.kept(pair, heads)
-                probs = probs if factor is None else probs * factor
-                found = torch.matmul(probs.to(values.dtype), values).float()
-                before = total[:, :, pair.rows]
+            for pair in ring.pairs(source, q, k, fused):
+                rows = pair.rows
+                keys, values = (_grouped(x[:, :, pair.columns], q.shape[1]) for x in block.unbind(0))
+                if fused:
+                    found, part = attention_block(q[:, :, rows], keys, values, pair.hidden == "after", ring.scale)
+                else:
+                    found, part = _attend(ring, pair, q[:, :, rows], keys, values, bias)
+                before = total[:, :, rows]
                 after = torch.logaddexp(before, part)
                 old, new = ((x - _finite(after)).exp().unsqueeze(-1) for x in (before, part))
-                out[:, :, pair.rows] = out[:, :, pair.rows] * old + found * new
-                total[:, :, pair.rows] = after
+                out[:, :, rows] = out[:, :, rows] * old + found.float() * new
+                total[:, :, rows] = after
         result = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, bias, result, total)
         ctx.ring = ring
@@ -168,37 +182,29 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, out, total = ctx.saved_tensors
         ring: Ring = ctx.ring
-        heads, kv_heads = q.shape[1], k.shape[1]
+        kv_heads, fused = k.shape[1], ring.fused(q, bias)
         queries = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         biases = torch.zeros(bias.shape, dtype=torch.float32, device=q.device) if ctx.needs_input_grad[3] else None
-        # Σ over keys of probability · its gradient, the same for all blocks
-        mean = (grad.float() * out.float()).sum(-1, keepdim=True)
         coming: Tensor | None = None
         works: list[Any] = []
         for source, block in _Travel(ring.communicator, torch.stack((k, v))):
             mine = torch.zeros(block.shape, dtype=torch.float32, device=q.device)
-            for pair in ring.pairs(source, q, k):
-                rows = pair.rows
-                keys, values = (_grouped(x[:, :, pair.columns], heads) for x in block.unbind(0))
-                scores = ring.scores(pair, q[:, :, rows], keys, bias)
-                probs = (scores - _finite(total[:, :, rows]).unsqueeze(-1)).exp()
-                factor = ring.kept(pair, heads)
-                dropped = probs if factor is None else probs * factor
-                upper = grad[:, :, rows]
-                mine[1, :, :, pair.columns] += _ungrouped(
-                    torch.matmul(dropped.to(upper.dtype).transpose(-1, -2), upper).float(), kv_heads
-                )
-                of_probs = torch.matmul(upper, values.transpose(-1, -2)).float()
-                of_probs = of_probs if factor is None else of_probs * factor
-                of_scores = probs * (of_probs - mean[:, :, rows])
-                rounded = of_scores.to(q.dtype)
-                queries[:, :, rows] += torch.matmul(rounded, keys).float() * ring.scale
-                mine[0, :, :, pair.columns] += _ungrouped(
-                    torch.matmul(rounded.transpose(-1, -2), q[:, :, rows] * ring.scale).float(), kv_heads
-                )
-                if biases is not None:
-                    part = cut(biases, rows, pair.places)
-                    part += of_scores.sum_to_size(part.shape)
+            for pair in ring.pairs(source, q, k, fused):
+                keys, values = (_grouped(x[:, :, pair.columns], q.shape[1]) for x in block.unbind(0))
+                of_all = tuple(x[:, :, pair.rows] for x in (grad, q, out, total))
+                found: tuple[Tensor, ...]
+                if fused:
+                    upper, some, result, sums = of_all
+                    triangle = pair.hidden == "after"
+                    found = attention_block_backward(upper, some, keys, values, result, sums, triangle, ring.scale)
+                else:
+                    found = _attend_backward(ring, pair, of_all, keys, values, bias)
+                    if biases is not None:
+                        part = cut(biases, pair.rows, pair.places)
+                        part += found[3].sum_to_size(part.shape)
+                queries[:, :, pair.rows] += found[0].float()
+                mine[0, :, :, pair.columns] += _ungrouped(found[1].float(), kv_heads)
+                mine[1, :, :, pair.columns] += _ungrouped(found[2].float(), kv_heads)
             for work in works:
                 work.wait()
             leaving = mine if coming is None or faults.active("context.skip_key_gradient") else mine + coming
@@ -209,6 +215,43 @@ class _RingAttention(torch.autograd.Function):
         assert coming is not None
         to_bias = None if biases is None else biases.to(bias.dtype)
         return queries.to(q.dtype), coming[0].to(k.dtype), coming[1].to(v.dtype), to_bias, None
+
+
+def _attend(ring: Ring, pair: _Pair, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return what a pair's queries attend to of its keys, and the logarithms of the sums of exponentials."""
+    scores = ring.scores(pair, q, k, bias)
+    sums = scores.logsumexp(-1)
+    probs = (scores - _finite(sums).unsqueeze(-1)).exp()
+    factor = ring.kept(pair, q.shape[1])
+    probs = probs if factor is None else probs * factor
+    return torch.matmul(probs.to(v.dtype), v), sums
+
+
+def _attend_backward(
+    ring: Ring, pair: _Pair, of_all: tuple[Tensor, ...], k: Tensor, v: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return a pair's share of the gradients of its queries, keys and values, and the gradient of its scores.
+
+    Args:
+        of_all: of the pair's queries: the gradient of their output over all keys, they themselves, that output, and the logarithms of
+            the sums of exponentials over all keys.
+    """
+    grad, q, out, sums = of_all
+    mean = (grad.float() * out.float()).sum(-1, keepdim=True)  # Σ over all keys of probability · its gradient
+    probs = (ring.scores(pair, q, k, bias) - _finite(sums).unsqueeze(-1)).exp()
+    factor = ring.kept(pair, q.shape[1])
+    dropped = probs if factor is None else probs * factor
+    of_values = torch.matmul(dropped.to(grad.dtype).transpose(-1, -2), grad)
+    of_probs = torch.matmul(grad, v.transpose(-1, -2)).float()
+    of_probs = of_probs if factor is None else of_probs * factor
+    of_scores = probs * (of_probs - mean)
+    rounded = of_scores.to(q.dtype)
+    return (
+        torch.matmul(rounded, k).float() * ring.scale,
+        torch.matmul(rounded.transpose(-1, -2), q * ring.scale),
+        of_values,
+        of_scores,
+    )
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, ring: Ring) -> Tensor:
