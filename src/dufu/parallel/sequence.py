@@ -92,12 +92,11 @@ class SequenceSplit(TensorSplit):
     Positions are dimension 1 of everything, and divide evenly.
     """
 
-    # Messages are no part of a compiled graph: it ends before each and goes on after it.
-
     def __init__(self, communicator: Communicator) -> None:
         super().__init__(communicator)
         self.active = False
 
+    # Messages are no part of a compiled graph: it ends before each and goes on after it.
     @torch.compiler.disable
     def enter(self, x: Tensor) -> Tensor:
         """Gather the positions of (B, t, …); the gradient is summed and scattered."""

@@ -51,12 +51,11 @@ class _Leave(torch.autograd.Function):
 class TensorSplit(Split):
     """The other parts of a split layer, reached over a communicator."""
 
-    # Messages are no part of a compiled graph: it ends before each and goes on after it.
-
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
         self.size, self.rank = communicator.size, communicator.rank
 
+    # Messages are no part of a compiled graph: it ends before each and goes on after it.
     @torch.compiler.disable
     def enter(self, x: Tensor) -> Tensor:
         """See Split."""
