@@ -6,6 +6,9 @@ processes; each process owns one equal stretch. The model's parameters are views
 stage 1  the buffer stays; after the last micro-batch gradients are summed once, each process keeping its stretch.
 stage 2  gradients are summed after each micro-batch, unit by unit during backward, so that no process holds them all.
 stage 3  the buffer is emptied after a unit's forward and filled again before its backward.
+
+With stage 3 every third unit's buffers lie in the same memory: at most neighbours are at work at one time, and memory that stays is not
+asked for anew at each step (which costs time, and with glibc before 2.38 leaves holes that nothing fits into).
 """
 
 from __future__ import annotations
@@ -18,11 +21,50 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dufu.errors import DufuError
 from dufu.parallel import faults
 from dufu.parallel.order import GradientOrder
 from dufu.parallel.parameters import Entry, ParameterInfo, Piece, fill, give_memory, is_first, spread_of
 from dufu.parallel.process import Processes
 from dufu.parallel.store import Completion, Options, Ties, chunk_of, in_order_of_backward
+
+
+_TURNS = 3  # units whose buffers lie in memory of their own: the one at work, and one on each side
+
+
+class Arena:
+    """Memory for one flat buffer at a time.
+
+    Args:
+        numel, dtype, device: of the memory.
+        taken_in_turns: whether several buffers use it, one after the other; otherwise an empty one gives its memory back.
+    """
+
+    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device, taken_in_turns: bool) -> None:
+        self.memory = torch.empty(numel, dtype=dtype, device=device)
+        self.taken_in_turns = taken_in_turns
+        self.holder: FlatShard | None = None
+        self.content: FlatShard | None = None  # whose values the memory still has
+
+    def take(self, flat: FlatShard) -> None:
+        """Let a buffer have the memory; one that has it becomes empty."""
+        if self.holder is not None and self.holder.at_work:
+            raise DufuError(
+                f"ZeRO-3: {flat.infos[0].name} is needed while {self.holder.infos[0].name} is at work; units of the chain run one after "
+                f"the other, not inside each other; use train.zero_optimization.stage=2"
+            )
+        if self.holder is None and not self.taken_in_turns:
+            self.memory.untyped_storage().resize_(self.memory.numel() * self.memory.element_size())
+        self.holder = flat
+        if self.content is not flat:
+            self.content = None
+
+    def leave(self) -> None:
+        """Give the memory up."""
+        self.holder = None
+        if not self.taken_in_turns:
+            self.memory.untyped_storage().resize_(0)
+            self.content = None
 
 
 class FlatShard:
@@ -35,6 +77,7 @@ class FlatShard:
         dtype: of the buffer.
         master: whether the stretch is float32 whatever the buffer is.
         completion: the sums of the gradient beyond the replicas.
+        arena: where the buffer lies; None = in memory of its own.
     """
 
     def __init__(
@@ -46,6 +89,7 @@ class FlatShard:
         master: bool,
         seed: int,
         completion: Completion,
+        arena: Arena | None = None,
     ) -> None:
         spread, device = spread_of(infos[0], processes), processes.device
         data = spread.shard
@@ -73,8 +117,9 @@ class FlatShard:
             nn.Parameter(values, requires_grad=self.trained), pieces, options, infos[0].divided, unsharded=False,
             spread=spread, first=is_first(infos[0], processes),
         )  # fmt: skip
-        self.full = torch.empty(self.stretch * data.size, dtype=dtype, device=device)
-        self.resident = True
+        self.arena = arena or Arena(self.stretch * data.size, dtype, device, taken_in_turns=False)
+        self.full = self.arena.memory[: self.stretch * data.size]
+        self.at_work = False  # between the beginning of a forward and its end
         self._kept: Tensor | None = None  # stage 1, half precision: float32 gradients of the micro-batches so far
         for info, offset in zip(infos, self.offsets):
             shape = info.local_shape
@@ -86,19 +131,25 @@ class FlatShard:
         """Fill the buffer from every process's stretch."""
         with torch.no_grad():
             self.data.gather_into(self.full, self.entry.tensor.detach().to(self.dtype))
-        self.resident = True
+        self.arena.content = self
+
+    @property
+    def resident(self) -> bool:
+        """Say whether the parameters have values."""
+        return self.arena.holder is self
 
     def ensure(self) -> None:
         """Fill the buffer if it is empty."""
         if not self.resident:
-            self.full.untyped_storage().resize_(self.full.numel() * self.full.element_size())
-            self.gather()
+            self.arena.take(self)
+            if self.arena.content is not self:
+                self.gather()
 
     def release(self) -> None:
         """Empty the buffer; the parameters have no values until `ensure`."""
+        self.at_work = False
         if self.resident:
-            self.full.untyped_storage().resize_(0)
-            self.resident = False
+            self.arena.leave()
 
     def reduce(self) -> None:
         """Sum the parameters' gradients over the processes, add this process's stretch to the entry's, and free them."""
@@ -165,12 +216,15 @@ class ShardedParameters:
             groups.setdefault((chunk_of(info, chunks), unit, settings, *alike), []).append(info)
         self.flats: list[FlatShard] = []
         self._of_chunk: dict[int | None, list[FlatShard]] = {number: [] for number in (*range(len(chunks)), None)}
+        arenas = _arenas(list(groups.values()), list(units), processes, compute_dtype) if stage == 3 else {}
         for (chunk, *_), group in groups.items():
             completion = Completion(group[0], processes, ties)
-            flat = FlatShard(group, options.get(group[0].parameter, {}), processes, compute_dtype, master, seed, completion)
+            chosen, arena = options.get(group[0].parameter, {}), arenas.get(group[0])
+            flat = FlatShard(group, chosen, processes, compute_dtype, master, seed, completion, arena)
             if stage == 3:
-                flat.release()
+                flat.arena.leave()
             else:
+                flat.arena.take(flat)
                 flat.gather()
             self.flats.append(flat)
             self._of_chunk[chunk].append(flat)
@@ -230,6 +284,7 @@ class ShardedParameters:
         if self.stage == 3:
             for flat in self.flats:
                 flat.release()
+                flat.arena.content = None
         else:
             for flat in self.flats:
                 flat.gather()
@@ -243,10 +298,38 @@ class ShardedParameters:
             info.parameter.grad = None
 
 
+def _arenas(
+    groups: list[list[ParameterInfo]], units: list[str], processes: Processes, dtype: torch.dtype
+) -> dict[ParameterInfo, Arena]:
+    """Return the memory that buffers take in turns, by the first parameter of each; those that it does not name have their own.
+
+    The first and the last unit and what several units share differ in size from the rest, and may be wanted at any time.
+    """
+    turns: dict[tuple[int, int], list[list[ParameterInfo]]] = {}
+    number: dict[str, int] = {}
+    for group in groups:
+        unit = group[0].unit
+        if len(group[0].units) == 1 and unit in units[1:-1]:
+            turns.setdefault((units.index(unit) % _TURNS, number.get(unit, 0)), []).append(group)
+            number[unit] = number.get(unit, 0) + 1
+    found: dict[ParameterInfo, Arena] = {}
+    for several in turns.values():
+        size = max(_padded_numel(group, processes) for group in several)
+        arena = Arena(size, dtype, processes.device, taken_in_turns=True)
+        found.update((group[0], arena) for group in several)
+    return found
+
+
+def _padded_numel(group: list[ParameterInfo], processes: Processes) -> int:
+    members = spread_of(group[0], processes).shard.size
+    return -(-sum(info.parameter.numel() for info in group) // members) * members
+
+
 def _before(flats: list[FlatShard]) -> Callable[..., None]:
     def hook(unit: nn.Module, inputs: Any) -> None:
         for flat in flats:
             flat.ensure()
+            flat.at_work = True
 
     return hook
 
@@ -254,8 +337,9 @@ def _before(flats: list[FlatShard]) -> Callable[..., None]:
 def _after(flats: list[FlatShard], keep: bool) -> Callable[..., None]:
     def hook(unit: nn.Module, inputs: Any, output: Any) -> None:
         training = torch.is_grad_enabled()
-        if not (keep and training):
-            for flat in flats:
+        for flat in flats:
+            flat.at_work = False
+            if not (keep and training):
                 flat.release()
         if training:
             for tensor in _tensors(output):
