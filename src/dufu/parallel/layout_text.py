@@ -229,7 +229,8 @@ class _Reading:
 def _nearest_factor(factor: str) -> str:
     """Return a hint: the nearest factor, with the numbers that were written."""
     letters, digits = re.sub(r"[^a-z]", "", factor.partition("(")[0]), re.sub(r"\D", "", factor.partition("(")[0]) or "2"
-    close = difflib.get_close_matches(letters, FACTORS, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(letters, FACTORS, n=3, cutoff=0.5)
+    close.sort(key=lambda name: name[0] != letters[0])  # of equally near ones that with the same first letter
     if close:
         return f'; did you mean "{close[0]}{digits}"?'
     return f"; factors, joined by x: {', '.join(item.form.split(',')[0] for item in FACTORS.values())}"

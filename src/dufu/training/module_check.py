@@ -14,6 +14,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from dufu.compat import storage_identity
 from dufu.config.lazy import as_config
 from dufu.config.overrides import apply_overrides
 from dufu.config.schema import SECTIONS, to_dict
@@ -55,26 +56,25 @@ class Given:
         out.copy_(self.values)
 
 
-def describe_weights(model: nn.Module) -> None:
-    """Let each module say that its weights begin as they are, and put them on the meta device; shared ones stay shared.
+def refuse_shared_memory(model: nn.Module) -> None:
+    """Raise DufuError where two parameters are one tensor, which no layout could keep equal."""
+    seen: dict[int, str] = {}
+    for name, parameter in model.named_parameters():
+        other = seen.setdefault(storage_identity(parameter), name)
+        if other != name:
+            raise DufuError(
+                f"{other} and {name} are two parameters on one tensor; assign one parameter to both places "
+                f"(model.a.weight = model.b.weight)"
+            )
 
-    Raises:
-        DufuError: two parameters are one tensor, which no layout could keep equal.
-    """
+
+def describe_weights(model: nn.Module) -> None:
+    """Let each module say that its weights begin as they are, and put them on the meta device; shared ones stay shared."""
     moved: dict[nn.Parameter, nn.Parameter] = {}
-    storages: dict[int, str] = {}
-    for prefix, module in model.named_modules():
+    for module in model.modules():
         own = {leaf: p for leaf, p in module._parameters.items() if p is not None}
         for leaf, parameter in own.items():
-            name = f"{prefix}.{leaf}" if prefix else leaf
             if parameter not in moved:
-                place = parameter.untyped_storage().data_ptr()
-                if place and place in storages:
-                    raise DufuError(
-                        f"{storages[place]} and {name} are two parameters on one tensor; assign one parameter to both places "
-                        f"(model.a.weight = model.b.weight)"
-                    )
-                storages[place] = name
                 moved[parameter] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
             module._parameters[leaf] = moved[parameter]
         if own:
@@ -333,6 +333,7 @@ def check(
         if batch is not None or loss is not None:
             raise DufuError("check: batch and loss go with a module; a config has a dataset and objectives of its own")
         return check_config(model, overrides, layouts=text, data=data, steps=steps, pool=pool)
+    refuse_shared_memory(model)
     fields, positional = _fields(batch, loss)
     job = ModuleJob(model, loss, fields, positional, tuple(overrides), steps, learning_rate)
     try:
