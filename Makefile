@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TESTS ?= tests
 
-.PHONY: help quickstart test check format bench clean
+.PHONY: help quickstart test test-layouts check format bench clean
 
 help:
 	@echo "make quickstart   train a small GPT on text that Python ships, on one process and on two (about two minutes)"
 	@echo "make test         run the tests (TESTS=tests/data for a part)"
+	@echo "make test-layouts compare about a hundred layouts with one process (about ten minutes)"
 	@echo "make check        lint, formatting, types, floors"
 	@echo "make format       let ruff format the code"
 	@echo "make bench        measure against a plain PyTorch loop"
@@ -30,6 +31,9 @@ quickstart: $(VENV)/.base
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(TESTS)
+
+test-layouts: $(VENV)/.test
+	DUFU_LAYOUTS=all $(BIN)/python -m pytest tests/layouts
 
 check: $(VENV)/.test
 	$(BIN)/ruff check src tests benchmarks examples

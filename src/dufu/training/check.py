@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from dufu.config.load import LazyConfig
 from dufu.errors import DufuError
@@ -203,7 +203,8 @@ class ConfigSubject:
 def tolerance_of(config: DictConfig) -> Tolerance:
     """Return how far a config's layouts may be from one process, by its precision."""
     if config.train.amp.enabled:
-        return TOLERANCES[config.train.amp.level or "O1"]
+        mixture = bool(OmegaConf.select(config, "model.cfg.num_experts"))
+        return TOLERANCES["half mixture" if mixture else config.train.amp.level or "O1"]
     return TOLERANCES["compiled" if config.graph.enabled else "O0"]
 
 

@@ -84,7 +84,7 @@ def _of_unit(
     split = _ranks_apart(mine, layout, limit)
     if split is not None:
         return f"sum missing: {_of(split)} hold different values for the {what} of one token, which should be summed over them"
-    scale = _scale(mine, apart, limit)
+    scale = _scale(mine, apart, limit, max(1e-3, 10 * tolerance.unit))
     if scale is not None:
         return f"scale: the {what} is {_fraction(scale)} times what it should be"
     if _permuted(wanted, mine, limit):
@@ -118,12 +118,12 @@ def _ranks_apart(found: UnitPrint, layout: ParallelLayout, limit: float) -> list
     return varying(layout, ranks) or None
 
 
-def _scale(mine: UnitPrint, apart: Tensor, limit: float) -> float | None:
+def _scale(mine: UnitPrint, apart: Tensor, limit: float, least: float) -> float | None:
     right = mine.values - apart
     total = float(right.square().sum())
     factor = float((mine.values * right).sum()) / total if total else 1.0
     rest = float((mine.values - factor * right).abs().max())
-    return factor if abs(factor - 1.0) > 1e-3 and factor != 0.0 and rest <= 10 * limit * max(1.0, abs(factor)) else None
+    return factor if abs(factor - 1.0) > least and factor != 0.0 and rest <= 10 * limit * max(1.0, abs(factor)) else None
 
 
 def _fraction(value: float) -> str:
@@ -173,24 +173,21 @@ def _disagreement(parts: list[Part], layout: ParallelLayout, limit: float) -> li
 def _of_gradient(name: str, reference: Recording, found: Recording, layout: ParallelLayout, tolerance: Tolerance) -> str:
     right, mine = reference.gradients[name].double(), found.gradients[name].double()
     norm = float(right.norm())
+    near = min(100 * tolerance.gradient, 1e-2)
     parts = [part for part in found.copies.get("gradient", []) if part.name == name]
     split = _disagreement(parts, layout, 10 * tolerance.gradient * norm)
     if split is not None and "pipeline" in split:
         return f"untied copy: {_of(split)} hold {name} with different gradients, which should be summed over them"
     if split is not None:
-        whole = _sums_to_reference(parts, reference.gradients[name], 100 * tolerance.gradient * norm)
+        whole = _sums_to_reference(parts, reference.gradients[name], near * norm)
         certain = "; the sum of theirs is the right one" if whole else ""
         return f"sum missing: {_of(split)} have different gradients of {name}{certain}"
     factor = float((mine * right).sum()) / max(norm**2, 1e-60)
-    if (
-        abs(factor - 1.0) > 1e-3
-        and factor
-        and float((mine - factor * right).norm()) <= 100 * tolerance.gradient * abs(factor) * norm
-    ):
+    if abs(factor - 1.0) > 1e-3 and factor and float((mine - factor * right).norm()) <= near * abs(factor) * norm:
         return f"scale: the gradient is {_fraction(factor)} times what it should be"
     if right.dim() >= 2:
         for dim, rows in ((0, "rows"), (1, "columns")):
-            if _same_when_sorted(right, mine, dim, 100 * tolerance.gradient * norm):
+            if _same_when_sorted(right, mine, dim, near * norm):
                 return f"order: the {rows} of the gradient of {name} are permuted (heads or rows of a divided matrix)"
     return f"unknown: the gradient of {name} is neither a multiple nor a permutation of the right one; part of it may be missing"
 

@@ -240,7 +240,10 @@ def record_module(job: ModuleJob) -> RankRecord:
     scaler = LossScaler(config.train.amp) if precision.scaled else None
     step = RecordedStep(distributed, optimizer, _Constant(optimizer, 1 << 30), precision, scaler, 0.0, 2.0)
     batches = [b.to(processes.device) for b in _micro_batches(job.fields, plan, processes.data.rank, processes.data.size)]
-    return Recorder(step, 1 << 30).run(job.steps, lambda number: batches)
+    try:
+        return Recorder(step, 1 << 30).run(job.steps, lambda number: batches)
+    finally:
+        torch.compiler.reset()
 
 
 def _micro_batches(fields: dict[str, Tensor], plan: BatchPlan, rank: int, size: int) -> Iterator[Batch]:

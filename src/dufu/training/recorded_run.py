@@ -133,6 +133,7 @@ def record_config(job: ConfigJob) -> RankRecord:
         return Recorder(step, length).run(job.steps, lambda number: batches.step(number, number * plan.global_batch, last=True))
     finally:
         batches.close()
+        torch.compiler.reset()  # a later job of this process must not reach the limit of compiled variants
 
 
 def _dataset(config: DictConfig, job: ConfigJob, processes: Processes) -> Any:
