@@ -23,8 +23,8 @@ def run(folder: str, corpus: str, overrides: list[str]) -> dict[str, Any]:
     from dufu.training.run import train
 
     class Difference(Hook):
-        before: Counter[tuple[str, str]] = Counter()
-        difference: Counter[tuple[str, str]] = Counter()
+        before: Counter[tuple[str, str]] = Counter()  # noqa: RUF012
+        difference: Counter[tuple[str, str]] = Counter()  # noqa: RUF012
         sizes: dict[str, int] = {}  # noqa: RUF012
 
         def _now(self, trainer: Any) -> Counter[tuple[str, str]]:
