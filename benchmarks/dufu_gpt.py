@@ -19,16 +19,22 @@ from dufu.training.step import TrainStep
 
 
 def build(
-    shape: dict[str, Any], batch: int, bf16: bool, overrides: tuple[str, ...] = (), plain_dropout: bool = False
+    shape: dict[str, Any],
+    batch: int,
+    bf16: bool,
+    overrides: tuple[str, ...] = (),
+    plain_dropout: bool = False,
+    micro_batches: int = 1,
 ) -> Callable[[], None]:
     """Return one training step.
 
     Args:
         shape: sizes with the names of PlainGPT.
-        batch: samples on each data-parallel process.
+        batch: samples of a micro-batch on each data-parallel process.
         bf16: autocast (O1).
         overrides: layout and other settings.
         plain_dropout: put PyTorch's dropout in the place of the counter-based one, to see what that costs.
+        micro_batches: of one step.
     """
     p = shape["dropout"]
     sizes = {
@@ -39,7 +45,7 @@ def build(
     settings = [f"model.cfg.{k}={v}" for k, v in sizes.items()]
     config = effective_config("gpt2_tiny", [*settings, "optim.lr=1e-4", f"train.amp.enabled={str(bf16).lower()}", *overrides])
     processes = join(layout_from_config(config.train, world_size()), choose_device("cpu"))
-    settle_allocator()
+    settle_allocator(sparing=processes.layout.zero_stage == 3)
     precision = precision_from_config(config.train.amp, processes.device)
     distributed = build_model(config, processes, precision)
     optimizer, clip, norm_type = build_optimizer(config, distributed)
@@ -52,8 +58,9 @@ def build(
 
     def step() -> None:
         nonlocal count
-        numbers = np.arange(batch, dtype=np.int64) + batch * count
-        train_step(count, [to_batch(samples, numbers, 1, count, processes.device)])
+        numbers = np.arange(batch, dtype=np.int64) + batch * micro_batches * count
+        micro = [to_batch(samples, numbers + batch * m, 1, count, processes.device) for m in range(micro_batches)]
+        train_step(count, micro)
         train_step.totals.sums.clear()
         count += 1
 

@@ -79,6 +79,34 @@ def scale(rounds: int) -> None:
     table("Tokens a second of 2 processes × 1 thread, over 1 process × 2 threads", rows)
 
 
+def layouts(rounds: int) -> None:
+    """Time each dimension on two processes of one thread against one process of two threads that does the same work a step."""
+    long = {**GPT38, "length": 2048}
+    pp2, eight = ("train.dist.pipeline_parallel_size=2",), 8
+    pairs = [
+        # name, what one process does, what two do, and the best that the schedule allows
+        ("data parallel, 8 micro-batches", (GPT38, 8, True, (), False, 16), (GPT38, 8, True, (), False, eight), 1.0),
+        ("tensor parallel", (GPT38, 16, True), (GPT38, 16, True, ("train.dist.tensor_parallel_size=2",)), 1.0),
+        ("ZeRO-3, 2,048 tokens a step", (GPT38, 16, True), (GPT38, 8, True, ZERO3), 1.0),
+        ("pipeline, 1F1B, 8 micro-batches", (GPT38, 4, True, (), False, eight), (GPT38, 4, True, pp2, False, eight), 8 / 9),
+        ("context parallel, length 2,048", (long, 1, True), (long, 1, True, ("train.dist.context_parallel_size=2",)), 1.0),
+    ]  # fmt: skip
+    rows = []
+    for name, one, two, bound in pairs:
+        contenders = [
+            Contender("one", dufu_gpt.build, one, 1, 2),
+            Contender("half", dufu_gpt.build, one, 1, 1),
+            Contender("two", dufu_gpt.build, two, 2, 1),
+        ]
+        found = measure(contenders, rounds, steps=1)
+        speed = 1 / ratio(found, "two", "one")
+        threads = 1 / ratio(found, "half", "one")
+        r = found["two"]
+        comment = f"{speed / bound:.3f} of the bound {bound:.3f}; {speed / threads:.2f} × one process of one thread; "
+        rows.append((name, f"{speed:.3f}", comment + f"{r.median:.3f} s ({r.least:.3f}–{r.most:.3f}) a step"))
+    table("The same step on 2 processes × 1 thread, speed over 1 process × 2 threads", rows)
+
+
 def preprocess(rounds: int) -> None:
     """Memory and time of `dufu preprocess`."""
     table("Preprocessing (byte-level BPE of 4,000 words)", whole_process.preprocess(max(1, rounds // 3)))
@@ -89,7 +117,7 @@ def startup(rounds: int) -> None:
     table("Start", whole_process.startup(max(3, rounds // 2)))
 
 
-TABLES = {"train": train, "scale": scale, "preprocess": preprocess, "startup": startup}
+TABLES = {"train": train, "scale": scale, "layouts": layouts, "preprocess": preprocess, "startup": startup}
 
 
 def main() -> None:
