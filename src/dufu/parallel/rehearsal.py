@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 from torch import nn
 
 from dufu.parallel.build import _split, chain_units
 from dufu.parallel.collectives import Communicator
 from dufu.parallel.layout import ParallelLayout, check_model
-from dufu.parallel.process import _DIMENSIONS, Processes
+from dufu.parallel.process import Processes
 from dufu.parallel.stages import assign_stages
 
 
 def imagined(layout: ParallelLayout) -> Processes:
     """Return the processes of a layout as process 0 would know them, without a connection to the others."""
-    dimensions = {name: Communicator(name, None, layout.groups(name)[0], 0) for name in _DIMENSIONS}
+    names = [item.name for item in fields(Processes) if item.name not in ("layout", "device", "world")]
+    dimensions = {name: Communicator(name, None, layout.groups(name)[0], 0) for name in names}
     return Processes(layout, torch.device("cpu"), Communicator("world", None, list(range(layout.world)), 0), **dimensions)
 
 

@@ -138,12 +138,21 @@ class ConfigSubject:
         self.overrides, self.data = tuple(overrides), tuple(data)
         self.made_up: tuple[str, ...] = ()
         self.batch: tuple[str, ...] = ()
+        self.words = 0  # of made-up text
 
-    def prepare(self, layouts: Sequence[LayoutText]) -> None:
-        """Choose what the user did not: a batch that does not divide, a schedule that moves the weights, text."""
+    def prepare(self, layouts: Sequence[LayoutText], made_for: dict[str, Any] | None = None) -> None:
+        """Choose what the user did not: a batch that does not divide, a schedule that moves the weights, text.
+
+        Args:
+            made_for: what was chosen for a recording (`chosen`), which is chosen again.
+        """
         if not _sets(self.overrides, "train.warmup_ratio"):
             self.batch += ("train.warmup_ratio=0",)
-        if not any(_sets(self.overrides, key) for key in _BATCH):
+        if not _sets(self.overrides, "train.amp.init_scale"):
+            self.batch += ("train.amp.init_scale=256",)  # an update that is skipped compares nothing
+        if made_for and not any(_sets(self.overrides, key) for key in _BATCH):
+            self.batch = tuple(made_for.get("settings", self.batch))
+        elif not any(_sets(self.overrides, key) for key in _BATCH):
             data = max((layout.data for layout in layouts), default=1)
             self.batch += (
                 f"train.global_batch_size={4 * max(2, data) + 1}",
@@ -157,9 +166,14 @@ class ConfigSubject:
         self.data = (str(self.folder / "made_up.txt"),)
         config, _, plan = read_job(self._job(parse_layout(ONE[0]), True), 1)
         length = config.dataloader.dataset.get("sequence_length", 128) if config.dataloader.get("dataset") else 128
-        write_made_up_text(
-            Path(self.data[0]), max(3000, plan.global_batch * self.steps * int(length or 128)), int(config.train.seed)
-        )
+        words = max(3000, plan.global_batch * self.steps * int(length or 128))
+        self.words = int((made_for or {}).get("words", words))
+        write_made_up_text(Path(self.data[0]), self.words, int(config.train.seed))
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Return what was chosen here, for a recording."""
+        return {"settings": list(self.batch), "words": self.words}
 
     def _job(self, layout: LayoutText, dropout: bool) -> ConfigJob:
         overrides = (*self.batch, *self.overrides, *self.made_up, *layout.overrides)
@@ -321,21 +335,27 @@ def check_config(
     if reference is not None and save_reference is not None:
         raise DufuError("--reference and --save-reference exclude each other: one reads what the other writes")
     given = None if reference is None else Recording.load(Path(reference))
+    if given is not None and given.parameters and given.steps and len(given.steps) != steps:
+        raise DufuError(
+            f"--steps {steps}: {reference} holds parameters after {len(given.steps)} steps; give --steps {len(given.steps)}"
+        )
     if save_reference is not None and (Path(save_reference) / "recording.json").exists():
         raise DufuError(f"{save_reference} holds a recording already; give another folder")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dufu-check-")))
         subject = ConfigSubject(str(source), overrides, data, steps, folder, trust)
-        subject.prepare(chosen)
+        subject.prepare(chosen, given.facts.get("chosen") if given is not None else None)
         verify_all(subject, chosen)
         checker = Checker(subject, pool or stack.enter_context(Pool()), given, say)
         checker.pool.grow(max(layout.world for layout in chosen))
         if save_reference is not None:
             one = checker.reference(parse_layout(ONE[0]))
-            one.facts = {**one.facts, **subject.facts()}
+            one.facts = {**one.facts, **subject.facts(), "chosen": subject.chosen}
             one.save(Path(save_reference))
         findings = [checker.check(layout) for layout in chosen]
-        facts = {**versions(), **subject.facts(), "compared with": str(reference) if reference else "one process"}
+        facts = {**versions(), **subject.facts(), "compared with": "one process"}
+        if given is not None:
+            facts["compared with"] = f"{reference} (config sha256 {given.facts.get('config sha256', 'not recorded')})"
     return Report(str(source), steps, findings, facts)
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ FORMAT = 1
 _DIRECTIONS = ("forward", "backward")
 
 
-@lru_cache(maxsize=64)
 def print_vector(width: int, name: str = "") -> Tensor:
     """Return the fixed random vector (width,) that a print is a dot product with, float64.
 
