@@ -28,7 +28,6 @@ from dufu.parallel.parameters import Entry, ParameterInfo, Piece, fill, give_mem
 from dufu.parallel.process import Processes
 from dufu.parallel.store import Completion, Options, Ties, chunk_of, in_order_of_backward
 
-
 _TURNS = 3  # units whose buffers lie in memory of their own: the one at work, and one on each side
 
 
