@@ -14,7 +14,7 @@ from dufu.generation import Decoding, TextGenerationPipeline, decode
 from dufu.generation.sampling import draw, keep_top_k, keep_top_p, penalise_repetition, row_keys
 from dufu.training.run import train
 from tests.pool import Ranks
-from tests.small import TINY, dufu
+from tests.small import TINY, dufu, metrics
 
 PROMPTS = ["The ", "A class definition", "x", "Names refer to"]
 SAMPLED: dict[str, Any] = {
@@ -216,3 +216,20 @@ def test_text_sampled_while_training_is_that_of_one_process(
     one, many = ((tmp_path / name / "samples.jsonl").read_text().splitlines() for name in ("one", "many"))
     assert [json.loads(line)["step"] for line in one] == [2, 4, 6]
     assert one == many and len(json.loads(one[0])["texts"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        ("prompts: ['Names']", "prompt 'Names': a prompt of 5 tokens and max_new_tokens=40 exceed the 24 positions; at most 19"),
+        ("prompts: ['Fits', '0123456789012345678901234'], max_new_tokens: 1", "has 25 tokens, but at most 23 leave room"),
+        ("prompts: [''], max_new_tokens: 1", "prompt '' has no tokens"),
+    ],
+)
+def test_prompts_that_could_not_be_continued_are_refused_before_any_step(
+    hook: str, message: str, corpus: Path, tmp_path: Path
+) -> None:
+    given = [*TINY, f"train.hooks=[{{_target_: sample_text, {hook}, period: 2}}]", f"train.output_dir={tmp_path / 'run'}"]
+    with pytest.raises(ConfigError, match=message):
+        train("gpt2_tiny", given, data=[str(corpus)])
+    assert not metrics(tmp_path / "run")

@@ -60,7 +60,10 @@ class SampleText(Hook):
             step.distributed, surroundings.tokenizer, surroundings.config, step.precision, surroundings.folder, trainer.step
         )
         self._pipeline = TextGenerationPipeline(loaded)
-        self._pipeline.decoding(**self.settings)
+        try:
+            self._pipeline.check(self.prompts, **self.settings)
+        except ConfigError as error:
+            raise ConfigError(f"sample_text: {error}") from None
         self._file = surroundings.folder / "samples.jsonl"
         if step.distributed.processes.is_main and self._file.is_file():
             lines = self._file.read_text(encoding="utf-8").splitlines(keepends=True)

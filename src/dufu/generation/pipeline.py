@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dufu.errors import ConfigError, nearest
-from dufu.generation.decoding import Decoding, decode
+from dufu.generation.decoding import Decoding, decode, room
 from dufu.training.load import Loaded, load
 
 
@@ -58,10 +58,7 @@ class TextGenerationPipeline:
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         decoding = self.decoding(**settings)
         tokenizer = self.loaded.tokenizer
-        encoded = [tokenizer.encode(text) for text in texts]
-        for text, ids in zip(texts, encoded):
-            if not ids:
-                raise ConfigError(f"prompt {text!r} has no tokens; give at least one character")
+        encoded = self._encode(texts)
         data, layout = self.loaded.processes.data, self.loaded.processes.layout
         mine = np.array_split(np.arange(len(texts)), data.size)[data.rank].tolist()
         if layout.zero_stage == 3 or layout.expert > 1:
@@ -87,6 +84,22 @@ class TextGenerationPipeline:
         for part in data.objects(found):
             found.update(part)
         return [Generated(text, tokenizer.decode(found[i]), found[i]) for i, text in enumerate(texts)]
+
+    def check(self, prompts: Sequence[str], **settings: Any) -> None:
+        """Raise ConfigError where prompts or settings could not be decoded, without decoding."""
+        decoding = self.decoding(**settings)
+        for text, ids in zip(prompts, self._encode(prompts)):
+            try:
+                room(decoding, self.loaded.distributed.model, len(ids))
+            except ConfigError as error:
+                raise ConfigError(f"prompt {text!r}: {error}") from None
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        encoded = [self.loaded.tokenizer.encode(text) for text in texts]
+        for text, ids in zip(texts, encoded):
+            if not ids:
+                raise ConfigError(f"prompt {text!r} has no tokens; give at least one character")
+        return encoded
 
     def decoding(self, **settings: Any) -> Decoding:
         """Return the settings as a Decoding; an unknown name is an error."""
