@@ -88,6 +88,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._workers: list[tuple[Any, Connection]] = []
+        self._answered: set[int] = set()  # ranks whose process has done a job
 
     def __enter__(self) -> Pool:
         return self
@@ -114,6 +115,7 @@ class Pool:
         for worker, _ in self._workers:
             worker.join()
         self._workers.clear()
+        self._answered.clear()
 
     def __call__(self, size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 1800.0) -> list[Any]:
         """Run a job on ranks 0 to size - 1 and return their results.
@@ -163,18 +165,20 @@ class Pool:
                 except (EOFError, ConnectionError):
                     worker = self._workers[rank][0]
                     worker.join(_GRACE_SECONDS)
-                    answers[rank] = (False, _death(worker.exitcode), "")
+                    answers[rank] = (False, _death(worker.exitcode, rank in self._answered), "")
+                self._answered.add(rank)
                 if not answers[rank][0]:
                     end = min(end, time.monotonic() + _GRACE_SECONDS)
         return answers
 
 
-def _death(code: int | None) -> str:
+def _death(code: int | None, answered: bool) -> str:
+    """Say how a process ended that did not finish its job; `answered` whether it had finished others."""
     if code is not None and code < 0:
         return f"it was ended by {signal.Signals(-code).name}"
-    return (
-        'it ended before its work was done (a script that starts processes needs its last lines under `if __name__ == "__main__":`)'
-    )
+    if answered:
+        return f"it ended with status {code}"
+    return f'it ended with status {code} (a script that starts processes needs its last lines under `if __name__ == "__main__":`)'
 
 
 def _explanation(size: int, failures: dict[int, tuple[bool, Any, str]], silent: list[int], timeout: float) -> Exception:
