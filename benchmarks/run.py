@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import dufu_gpt, plain_gpt, whole_process
+from benchmarks import checkpoint_speed, dufu_gpt, plain_gpt, whole_process
 from benchmarks.harness import Contender, machine, measure, ratio
 
 # 38 million parameters: 3 layers, 768 wide, 4 heads, the Chinese BERT vocabulary's size, head tied.
@@ -107,6 +107,11 @@ def layouts(rounds: int) -> None:
     table("The same step on 2 processes × 1 thread, speed over 1 process × 2 threads", rows)
 
 
+def checkpoint(rounds: int) -> None:
+    """Time saving and loading beside the disk."""
+    table("A checkpoint of the 38 M GPT with AdamW's moments, one process", checkpoint_speed.measure(GPT38, rounds))
+
+
 def preprocess(rounds: int) -> None:
     """Memory and time of `dufu preprocess`."""
     table("Preprocessing (byte-level BPE of 4,000 words)", whole_process.preprocess(max(1, rounds // 3)))
@@ -117,7 +122,14 @@ def startup(rounds: int) -> None:
     table("Start", whole_process.startup(max(3, rounds // 2)))
 
 
-TABLES = {"train": train, "scale": scale, "layouts": layouts, "preprocess": preprocess, "startup": startup}
+TABLES = {
+    "train": train,
+    "scale": scale,
+    "layouts": layouts,
+    "checkpoint": checkpoint,
+    "preprocess": preprocess,
+    "startup": startup,
+}
 
 
 def main() -> None:

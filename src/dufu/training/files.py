@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import struct
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+_CHUNK = 1 << 22  # bytes
 
 
 def sync(path: Path) -> None:
@@ -17,13 +25,65 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+class _Digest:
+    """A sha256 that is made in a thread, while the disk works on the next chunk."""
+
+    def __init__(self) -> None:
+        self._found = hashlib.sha256()
+        self._thread = ThreadPoolExecutor(1, "dufu-digest")
+        self._last: Future[None] | None = None
+        self.bytes = 0
+
+    def update(self, chunk: Any) -> None:
+        """Take in a chunk, which must stay as it is until the one after next."""
+        if self._last is not None:
+            self._last.result()
+        self._last = self._thread.submit(self._found.update, chunk)
+        self.bytes += len(chunk)
+
+    def result(self) -> dict[str, Any]:
+        """Return size and sha256."""
+        self._thread.shutdown(wait=True)
+        return {"bytes": self.bytes, "sha256": self._found.hexdigest()}
+
+
 def digest(path: Path) -> dict[str, Any]:
     """Return a file's size and sha256."""
-    found = hashlib.sha256()
+    found = _Digest()
     with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
+        while chunk := file.read(_CHUNK):
             found.update(chunk)
-    return {"bytes": path.stat().st_size, "sha256": found.hexdigest()}
+    return found.result()
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    """Write flat float32 arrays as a safetensors file, and return its size and sha256.
+
+    The library's own writer copies everything before it writes, and the file would have to be read again for its checksum.
+    The format (https://github.com/huggingface/safetensors): the header's length in 8 bytes, a JSON header, the values.
+    """
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, array in arrays.items():
+        if array.dtype != np.float32:
+            raise AssertionError(f"{name} is {array.dtype}")
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    found = _Digest()
+    with path.open("wb") as file:
+        for part in (struct.pack("<Q", len(text)), text):
+            found.update(part)
+            file.write(part)
+        for array in arrays.values():
+            values = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            for start in range(0, len(values), _CHUNK):
+                found.update(values[start : start + _CHUNK])
+                file.write(values[start : start + _CHUNK])
+        file.flush()
+        os.fsync(file.fileno())
+    return found.result()
 
 
 def write_text(path: Path, text: str) -> None:

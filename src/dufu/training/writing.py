@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 from torch import Tensor
 
 from dufu.errors import CheckpointError
@@ -29,7 +27,7 @@ from dufu.parallel.process import Processes
 from dufu.parallel.region import Region, whole_region
 from dufu.parallel.store import ParameterStore
 from dufu.training.checkpoint import FORMAT, holdings
-from dufu.training.files import digest, sync, write_text
+from dufu.training.files import digest, sync, write_arrays, write_text
 
 
 @dataclass
@@ -153,10 +151,8 @@ class Writing:
         path = self.part / f"rank_{self.processes.rank:05d}.safetensors"
         try:
             if self.pieces.arrays:
-                save_file(self.pieces.arrays, str(path))
-                sync(path)
-                self._files = {path.name: digest(path)}
-        except (OSError, SafetensorError) as error:
+                self._files = {path.name: write_arrays(path, self.pieces.arrays)}
+        except OSError as error:
             self._failure = f"process {self.processes.rank}: {error}"
         self.pieces.arrays = {}
 
