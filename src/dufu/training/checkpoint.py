@@ -254,7 +254,8 @@ def load_optimizer(reader: CheckpointReader, store: ParameterStore, optimizer: t
         saved = scalars.get(entry.pieces[0].info.name, {})
         state: dict[str, Any] = {kind: torch.tensor(value, dtype=torch.float32, device=device) for kind, value in saved.items()}
         for kind in kinds:
-            values = torch.zeros_like(entry.tensor, dtype=reader.dtype(kind, entry))
+            make = torch.empty_like if entry.unsharded else torch.zeros_like  # between the pieces of a shard there may be padding
+            values = make(entry.tensor, dtype=reader.dtype(kind, entry))
             flat = values.view(-1)
             for piece in entry.pieces:
                 reader.fill(kind, piece, flat[piece.start : piece.start + piece.length])
