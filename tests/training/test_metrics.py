@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dufu.config import LazyCall
+from dufu.config.registry import register_metric
 from dufu.errors import ConfigError
 from dufu.models.chain import Batch
 from dufu.training.evaluation import evaluate
@@ -152,6 +153,52 @@ def test_names_calls_and_lists() -> None:
         build_metrics(LazyCall("dufu.layers.LayerNorm")(normalized_shape=3))
     with pytest.raises(ConfigError, match="topk=\\[0\\]"):
         ClsEvaluator(topk=[0])
+
+
+@register_metric("tests_rows")
+class Rows(Metric):
+    """How many tokens a metric sees, in all rows and as a share of those that the model scored."""
+
+    keeps_rows = True
+
+    def names(self) -> list[str]:
+        return ["rows"]
+
+    def rows(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return labels.unsqueeze(-1)
+
+    def of_rows(self, rows: Tensor) -> dict[str, float]:
+        return {"rows": float(len(rows))}
+
+
+@register_metric("tests_share")
+class Share(Metric):
+    def names(self) -> list[str]:
+        return ["share"]
+
+    def sums(self, scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"seen": torch.tensor(len(labels))}
+
+    def of_sums(self, own: Any, model: dict[str, float], objectives: dict[str, str]) -> dict[str, float]:
+        return {"share": float(own["seen"]) / model["tokens"]}
+
+
+def run_knowing_them(folder: str, corpus: str, overrides: list[str]) -> dict[str, Any]:
+    """Train where this module has been imported, and so has registered its metrics."""
+    return run(folder, corpus, overrides)
+
+
+@pytest.mark.parametrize(
+    ("size", "layout"),
+    [(2, []), (2, ["context"]), (4, ["context", "pipeline"])],
+    ids=["dp2", "cp2", "pp2xcp2"],
+)
+def test_a_metric_sees_each_token_once(size: int, layout: list[str], ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    own = ["train.evaluation.evaluator=[tests_rows,tests_share]", "train.evaluation.eval_period=2", "train.train_iter=2",
+           *(f"train.dist.{name}_parallel_size=2" for name in layout)]  # fmt: skip
+    ranks(size, run_knowing_them, str(tmp_path), str(corpus), own)
+    record = metrics(tmp_path, "valid")[-1]
+    assert record["rows"] == record["tokens"] > 100 and record["share"] == 1.0
 
 
 def test_a_run_writes_its_metrics_and_keeps_the_best_by_one(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:

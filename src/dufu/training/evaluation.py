@@ -116,7 +116,8 @@ def evaluate(
         found["perplexity"] = exponential(found["loss"])
     if distributed.runner.has_result:
         for each in measured:
-            found |= each.values(sums, model.objectives, processes.replicas)
+            # Scores are made of whole samples, so those that share positions all have the same rows.
+            found |= each.values(sums, model.objectives, processes.data)
     found["tokens"] = int(sums["tokens"])
     everywhere = processes.pipeline.objects(found if distributed.runner.has_result else None)
     return next(each for each in reversed(everywhere) if each is not None)
@@ -173,11 +174,11 @@ class _Measured:
             value = value.double()
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
-    def values(self, sums: dict[str, float], objectives: dict[str, str], replicas: Communicator) -> dict[str, float]:
-        """Return the metric over all processes; called by all of them."""
+    def values(self, sums: dict[str, float], objectives: dict[str, str], data: Communicator) -> dict[str, float]:
+        """Return the metric over all processes that have samples of their own; called by all of them."""
         if self.metric.keeps_rows:
-            parts = replicas.objects(torch.cat(self.rows))
+            parts = data.objects(torch.cat(self.rows))
             return self.metric.of_rows(torch.cat(parts))
         for value in self.sums.values():
-            replicas.sum_(value)
+            data.sum_(value)
         return self.metric.of_sums(self.sums, sums, objectives)
