@@ -13,6 +13,7 @@ from dufu.layers.linear import Linear
 from dufu.models.gpt2 import GPT2
 from dufu.parallel.layout import ParallelLayout, check_model, layout_from_config
 from dufu.parallel.parameters import Placement, describe
+from dufu.parallel.stages import assign_stages
 
 
 def config(**values: object) -> object:
@@ -75,6 +76,14 @@ def test_heads_and_widths_that_do_not_divide_name_the_layer() -> None:
     with pytest.raises(LayoutError, match=r"0.weight: 6 does not divide over tensor_parallel_size=4; the nearest length is 8"):
         check_model(mlp, ParallelLayout(tensor=4))
     check_model(model, ParallelLayout(tensor=3))  # 101 words are padded, not refused
+
+
+def test_a_module_that_a_layout_cannot_divide_is_refused() -> None:
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    with pytest.raises(LayoutError, match=r"tensor_parallel_size=2 divides layers .* but Sequential has none; set it to 1"):
+        check_model(plain, ParallelLayout(tensor=2))
+    with pytest.raises(LayoutError, match=r"pipeline_parallel_size=2 divides the layers .* but Sequential has none; set it to 1"):
+        assign_stages(plain, {"model": plain}, ParallelLayout(pipeline=2))
 
 
 def test_two_parameters_on_one_tensor_are_refused_by_name() -> None:

@@ -234,6 +234,11 @@ def check_model(model: nn.Module, layout: ParallelLayout) -> None:
     """Raise LayoutError, naming the layer and both numbers, when a split layer does not divide over the layout."""
     if layout.tensor == 1:
         return
+    if next(split_parameters(model), None) is None:
+        raise LayoutError(
+            f"train.dist.tensor_parallel_size={layout.tensor} divides layers that say how they may be split, such as dufu.layers.Linear, "
+            f"but {type(model).__name__} has none; set it to 1"
+        )
     for name, module in model.named_modules():
         check = getattr(module, "check_split", None)
         if check is not None:

@@ -36,6 +36,11 @@ def assign_stages(model: nn.Module, units: dict[str, nn.Module], layout: Paralle
         raise LayoutError(
             f"train.dist.pipeline_num_layers={how.num_layers}, but the model has {count} layers; set it to {count} or null"
         )
+    if not layers:
+        raise LayoutError(
+            f"train.dist.pipeline_parallel_size={layout.pipeline} divides the layers of a ChainModel, its units whose names end in a "
+            f"number, but {type(model).__name__} has none; set it to 1"
+        )
     if count < layout.stages:
         virtual = f" × {how.virtual} stages on each" if how.virtual > 1 else ""
         raise LayoutError(
