@@ -42,7 +42,7 @@ class TextGenerationPipeline:
         self.loaded = folder if isinstance(folder, Loaded) else load(folder, overrides)
         model = self.loaded.distributed.model
         if not getattr(model, "causal", False):
-            raise ConfigError(f"{type(model).__name__} fills masks, it does not continue text; train a causal model such as gpt2")
+            raise ConfigError(f"{type(model).__name__} is no causal model, it does not continue text; train one such as gpt2")
         self.batch_size = batch_size
 
     def __call__(
