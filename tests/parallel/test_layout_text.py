@@ -96,3 +96,28 @@ def test_what_is_said_to_be_refused_is_refused(limit: object) -> None:
 def test_the_description_holds_every_table() -> None:
     grammar, options, limits = describe_layouts().values()
     assert len(grammar) == 7 and {name for name, _ in options} >= set(OPTIONS) and len(limits) == len(LIMITS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dp2xtp2",
+        "zero3",
+        "zero1(dp4)",
+        "zero3(dp4,shard2)",
+        "sp2xpp2(zbv)",
+        "pp2(looped_bfs,virtual3)",
+        "cp2(ring)xep2",
+        "zero2(dp1)xcp2",
+    ],
+)
+def test_a_layout_is_written_as_it_is_read(text: str) -> None:
+    from dufu.config.lazy import as_config
+    from dufu.config.overrides import apply_overrides
+    from dufu.config.schema import Train, to_dict
+    from dufu.parallel.layout import layout_from_config
+
+    parsed = parse_layout(text)
+    config = as_config({"train": to_dict(Train())})
+    apply_overrides(config, list(parsed.overrides))
+    assert str(layout_from_config(config.train, parsed.world)) == text

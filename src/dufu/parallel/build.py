@@ -74,7 +74,7 @@ def distribute(
     check_model(model, layout)
     units = chain_units(model)
     stage_of = assign_stages(model, units, layout)
-    placement = _split(model, units, stage_of, processes)
+    placement = divide(model, units, stage_of, processes)
     infos = describe(model, units, placement)
     lost = list(buffers_on_meta(model))
     if lost:
@@ -112,7 +112,7 @@ def chain_units(model: nn.Module) -> dict[str, nn.Module]:
     return units() if callable(units) else {"model": model}
 
 
-def _split(model: nn.Module, units: dict[str, nn.Module], stage_of: dict[str, int], processes: Processes) -> Placement:
+def divide(model: nn.Module, units: dict[str, nn.Module], stage_of: dict[str, int], processes: Processes) -> Placement:
     """Divide the layers, and say what became of each parameter."""
     layout = processes.layout
     placement = Placement(stage_owner={unit: layout.stage_owner(stage) for unit, stage in stage_of.items()})

@@ -116,19 +116,23 @@ class ParallelLayout:
         return [[self.rank_of(p, r, t) for r in some] for p in ps for t in ts for some in chosen[dimension]]
 
     def __str__(self) -> str:
-        """Write the layout as text, such as `dp2xtp2` or `zero3xpp2`."""
+        """Write the layout as text, such as `dp2xtp2` or `zero3xpp2`; a pipeline's own list of stages is not in it."""
         parts = []
         if self.zero_stage and self.replicas > 1:
-            hybrid = f"(shard{self.shard})" if self.shard and self.shard < self.replicas else ""
-            parts.append(f"zero{self.zero_stage}{hybrid}" + (f"(dp{self.data})" if self.data != 2 or self.context > 1 else ""))
+            hybrid = [f"shard{self.shard}"] if self.shard and self.shard < self.replicas else []
+            data = [f"dp{self.data}"] if self.data != 2 or self.context > 1 or hybrid else []
+            parts.append(f"zero{self.zero_stage}" + (f"({','.join([*data, *hybrid])})" if data else ""))
         elif self.data > 1:
             parts.append(f"dp{self.data}")
         if self.tensor > 1:
             parts.append(f"sp{self.tensor}" if self.sequence else f"tp{self.tensor}")
         if self.pipeline > 1:
-            parts.append(f"pp{self.pipeline}" + ("" if self.pipelining.schedule == "1f1b" else f"({self.pipelining.schedule})"))
+            how = self.pipelining
+            usual = 2 if how.schedule in _SEVERAL_STAGES else 1
+            virtual = "" if how.virtual == usual else f",virtual{how.virtual}"
+            parts.append(f"pp{self.pipeline}" + ("" if how.schedule == "1f1b" else f"({how.schedule}{virtual})"))
         if self.context > 1:
-            parts.append(f"cp{self.context}")
+            parts.append(f"cp{self.context}" + ("" if self.context_method == "all_gather" else f"({self.context_method})"))
         if self.expert > 1:
             parts.append(f"ep{self.expert}")
         return "x".join(parts) or "one process"

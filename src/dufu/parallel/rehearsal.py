@@ -7,7 +7,7 @@ from dataclasses import fields
 import torch
 from torch import nn
 
-from dufu.parallel.build import _split, chain_units
+from dufu.parallel.build import chain_units, divide
 from dufu.parallel.collectives import Communicator
 from dufu.parallel.layout import ParallelLayout, check_model
 from dufu.parallel.process import Processes
@@ -30,7 +30,7 @@ def rehearse(model: nn.Module, layout: ParallelLayout) -> None:
     check_model(model, layout)
     units = chain_units(model)
     stage_of = assign_stages(model, units, layout)
-    _split(model, units, stage_of, imagined(layout))
+    divide(model, units, stage_of, imagined(layout))
 
 
 __all__ = ["imagined", "rehearse"]
