@@ -43,8 +43,10 @@ def test_a_script_shows_what_it_claims(name: str, last: str, tmp_path: Path) -> 
 
 def test_a_layout_that_computes_something_else_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("from dufu.parallel import faults\nfaults._active.add('tensor.skip_leave')\n")
-    done = shown("show_resize", tmp_path, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 1 and re.search(r"^error: the losses differ by", done.stderr, re.M), done.stdout[-2000:] + done.stderr
+    done = shown("show_two_hosts", tmp_path, PYTHONPATH=str(tmp_path))
+    if done.stdout.startswith("skipped: "):
+        pytest.skip(done.stdout)
+    assert done.returncode == 1 and re.search(r"^error: losses differ by", done.stderr, re.M), done.stdout[-2000:] + done.stderr
 
 
 def test_without_the_command_ip_it_is_skipped(tmp_path: Path) -> None:
