@@ -80,6 +80,19 @@ def test_another_layout_continues_the_same_curve(ranks: Ranks, text: Path, tmp_p
         assert (b["tokens"], b["samples"], b["lr"]) == (a["tokens"], a["samples"], a["lr"])
 
 
+def test_accumulation_that_the_new_shares_do_not_make_follows_from_them(ranks: Ranks, text: Path, tmp_path: Path) -> None:
+    # Ten samples are 3 + 3 + 3 + 1; the five that each of two processes has make three micro-batches or five, but not four.
+    ten = ["train.global_batch_size=10", "train.num_accumulation_steps=4", "train.train_iter=4", "train.evaluation.enabled=false"]
+    ranks(1, run, str(tmp_path / "whole"), str(text), ten)
+    ranks(1, run, str(tmp_path / "parts"), str(text), [*ten, "train.stop_at_step=2"])
+    found = ranks(2, again, str(tmp_path / "parts"), [])
+    assert [f.get("error") for f in found] == [None, None]
+    for a, b in zip(metrics(tmp_path / "whole"), metrics(tmp_path / "parts"), strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-6) and b["tokens"] == a["tokens"]
+    error = ranks(2, run, str(tmp_path / "x"), str(text), ten)[0]["error"]
+    assert "num_accumulation_steps=4: the 5 of 10 samples" in error and "3 or 5 would do" in error
+
+
 def count_steps(folder: str, corpus: str, overrides: list[str], resume: bool) -> tuple[int, list[int]]:
     from dufu.training.hooks import Hook
     from dufu.training.run import train

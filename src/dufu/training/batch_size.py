@@ -51,6 +51,11 @@ def plan_batch(train: Any, data_parallel: int) -> BatchPlan:
                 f"train.global_batch_size; at most {share}"
             )
         micro = _ceil(share, accumulation or 1)
+        if accumulation is not None and _ceil(share, micro) != accumulation:
+            raise ConfigError(
+                f"train.num_accumulation_steps={accumulation}: the {share} of {whole} samples that a process has make no {accumulation} "
+                f"micro-batches of equal size but for the last; {_ceil(share, micro)} or {_ceil(share, micro - 1)} would do"
+            )
     derived = _ceil(share, micro)
     if accumulation is not None:
         product = micro * data_parallel * accumulation

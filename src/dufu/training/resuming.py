@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from dufu.config.lazy import as_config
 from dufu.config.load import LazyConfig
 from dufu.errors import CheckpointError, ConfigError
+from dufu.training.batch_size import plan_batch
 from dufu.training.checkpoint import CheckpointReader
 
 # Everything under these keys decides the numbers. The data's content and order are compared by fingerprint instead of by path.
@@ -49,11 +50,11 @@ def inherit_batch(config: DictConfig, reader: CheckpointReader, data_parallel: i
     whole = int(reader.state["global_batch"])
     if train.global_batch_size is None:
         train.global_batch_size = whole
-    micro, accumulation = train.train_micro_batch_size, train.num_accumulation_steps
-    if accumulation is None or "train.num_accumulation_steps" in given:
+    if train.num_accumulation_steps is None or "train.num_accumulation_steps" in given:
         return
-    share = -(-train.global_batch_size // data_parallel)
-    if accumulation > share or (micro is not None and -(-share // micro) != accumulation):
+    try:
+        plan_batch(train, data_parallel)
+    except ConfigError:
         train.num_accumulation_steps = None
 
 
