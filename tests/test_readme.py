@@ -24,6 +24,11 @@ def test_both_languages_hold_the_same_commands() -> None:
     assert blocks("README.md") == blocks("README_zh.md") and len(blocks("README.md")) > 5
 
 
+@pytest.mark.parametrize("name", sorted(path.stem.removesuffix("_zh") for path in (ROOT / "docs").glob("*_zh.md")))
+def test_both_languages_of_a_document_hold_the_same_commands(name: str) -> None:
+    assert blocks(f"docs/{name}.md") == blocks(f"docs/{name}_zh.md") and blocks(f"docs/{name}.md")
+
+
 def test_make_commands_are_run_by_ci() -> None:
     ci = (ROOT / ".ci/run").read_text()
     for target in re.findall(r"^make (\w+)$", "\n".join(text for _, text in blocks("README.md")), re.M):
