@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "train": "dufu.training.run",
-    "check": "dufu.training.module_check",
+    "check": "dufu.parity.module_check",
     "load": "dufu.training.load",
     "generate": "dufu.generation.pipeline",
     "parallelize": "dufu.distributed",

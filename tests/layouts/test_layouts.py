@@ -13,10 +13,10 @@ import torch
 from dufu.parallel.layout import ParallelLayout
 from dufu.parallel.layout_text import parse_layout
 from dufu.parallel.pool import Pool
-from dufu.training.check import Checker, ConfigSubject
-from dufu.training.diagnosis import explain
-from dufu.training.parity import compare
-from dufu.training.recording import Recording
+from dufu.parity.check import Checker, ConfigSubject
+from dufu.parity.comparison import compare
+from dufu.parity.diagnosis import explain
+from dufu.parity.recording import Recording
 from tests.layouts.table import COMPILED, LAYOUTS, QUICK, TECHNIQUES, pairs_met, pairs_wanted, techniques
 from tests.pool import Ranks
 

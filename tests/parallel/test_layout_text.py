@@ -7,8 +7,8 @@ import pytest
 from dufu.errors import DufuError, LayoutError
 from dufu.parallel.layout import ParallelLayout, Pipelining, layout_from_config
 from dufu.parallel.layout_text import LIMITS, OPTIONS, describe_layouts, parse_layout, parse_layouts
+from dufu.parity.recorded_run import ConfigJob, verify_job
 from dufu.training.effective import effective_config
-from dufu.training.recorded_run import ConfigJob, verify_job
 
 
 def layout_of(text: str) -> ParallelLayout:

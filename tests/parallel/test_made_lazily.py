@@ -18,7 +18,7 @@ LARGE = [
     "model.cfg.num_attention_heads=8", "model.cfg.max_seq_length=16", "train.train_iter=2", "train.global_batch_size=4",
     "train.evaluation.enabled=false", "train.checkpointer.period=1",
 ]  # fmt: skip
-ROOM = 600 << 20
+ROOM = 720 << 20
 
 
 def within_limit(folder: str, corpus: str, overrides: list[str], resume: bool = False) -> str:

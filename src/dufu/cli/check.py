@@ -27,8 +27,8 @@ def command(
     """Compare layouts with one process: losses, gradients, parameters, every unit. Exit status 1 when one differs."""
     from rich.console import Console
 
-    from dufu.training.check import check_config
-    from dufu.training.check_report import as_markdown, as_table, explanations
+    from dufu.parity.check import check_config
+    from dufu.parity.report import as_markdown, as_table, explanations
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

@@ -13,8 +13,8 @@ from dufu.parallel.build import Distributed, chain_units
 from dufu.parallel.parameters import Entry, Piece
 from dufu.parallel.process import Processes
 from dufu.parallel.region import copy_overlap, whole_region
+from dufu.parity.recording import Part, RankRecord, UnitPrint, print_vector
 from dufu.training.evaluation import metrics_of, reduce_totals
-from dufu.training.recording import Part, RankRecord, UnitPrint, print_vector
 from dufu.training.step import Totals, TrainStep
 
 NUMBERS = "sample_number"  # the field of Batch.extra that says which sample each row is; -1 in a batch that scores nothing

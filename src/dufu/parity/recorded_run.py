@@ -19,14 +19,14 @@ from dufu.models.chain import Batch
 from dufu.parallel.layout import ParallelLayout, layout_from_config
 from dufu.parallel.process import Processes, choose_device, join, settle_allocator, world_size
 from dufu.parallel.rehearsal import rehearse
+from dufu.parity.made_up import UnequallyScored
+from dufu.parity.recorder import NUMBERS, RecordedStep, Recorder
+from dufu.parity.recording import RankRecord
 from dufu.training.batch_size import BatchPlan, plan_batch
 from dufu.training.batches import TrainingBatches
 from dufu.training.data import build_dataset, complete_model_config, tokenizer_from_config
-from dufu.training.made_up import UnequallyScored
 from dufu.training.optimizer import build_optimizer, build_schedule
 from dufu.training.precision import LossScaler, precision_from_config
-from dufu.training.recorder import NUMBERS, RecordedStep, Recorder
-from dufu.training.recording import RankRecord
 from dufu.training.run import build_model, call_config
 
 _DROPOUTS = (Dropout, DropPath, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)

@@ -19,11 +19,11 @@ from dufu.errors import DufuError
 from dufu.layers import Linear
 from dufu.parallel.layout import ParallelLayout
 from dufu.parallel.pool import Pool
-from dufu.training.check import Finding, check_config
-from dufu.training.check_report import as_markdown, explanations
-from dufu.training.diagnosis import explain
-from dufu.training.parity import TOLERANCES, compare
-from dufu.training.recording import Recording, UnitPrint
+from dufu.parity.check import Finding, check_config
+from dufu.parity.comparison import TOLERANCES, compare
+from dufu.parity.diagnosis import explain
+from dufu.parity.recording import Recording, UnitPrint
+from dufu.parity.report import as_markdown, explanations
 from tests.pool import Ranks
 
 TINY = ["model.cfg.hidden_size=32", "model.cfg.ffn_hidden_size=64", "model.cfg.max_seq_length=24"]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dufu.parallel.layout import ParallelLayout
 from dufu.parallel.region import Region, copy_overlap, whole_region
-from dufu.training.parity import Comparison, Tolerance, distances, root_mean_square
-from dufu.training.recording import Part, Recording, UnitPrint, print_vector
+from dufu.parity.comparison import Comparison, Tolerance, distances, root_mean_square
+from dufu.parity.recording import Part, Recording, UnitPrint, print_vector
 
 _NAMES = {"pipeline": "pipeline's", "data": "data-parallel", "context": "context-parallel", "tensor": "tensor-parallel"}
 

@@ -29,13 +29,13 @@ from dufu.parallel.pool import Pool
 from dufu.parallel.process import choose_device, join, world_size
 from dufu.parallel.region import as_matrix
 from dufu.parallel.rehearsal import rehearse
+from dufu.parity.check import NEUTRAL, SAY, Checker, Report, check_config, tolerance_of, verify_all, versions
+from dufu.parity.comparison import Tolerance
+from dufu.parity.recorded_run import switch_dropout_off
+from dufu.parity.recorder import NUMBERS, RecordedStep, Recorder
+from dufu.parity.recording import RankRecord
 from dufu.training.batch_size import BatchPlan, plan_batch
-from dufu.training.check import NEUTRAL, SAY, Checker, Report, check_config, tolerance_of, verify_all, versions
-from dufu.training.parity import Tolerance
 from dufu.training.precision import LossScaler, precision_from_config
-from dufu.training.recorded_run import switch_dropout_off
-from dufu.training.recorder import NUMBERS, RecordedStep, Recorder
-from dufu.training.recording import RankRecord
 
 Loss = Callable[[Any, Any], Tensor]
 TARGET = "labels"  # the field of a dict that is the target where `loss` is given; of a tuple it is the last one

@@ -20,11 +20,11 @@ from dufu.errors import DufuError
 from dufu.parallel.layout import ParallelLayout
 from dufu.parallel.layout_text import ONE, LayoutText, parse_layout, parse_layouts
 from dufu.parallel.pool import Pool, WorkerError
-from dufu.training.diagnosis import explain
-from dufu.training.made_up import write_made_up_text
-from dufu.training.parity import TOLERANCES, Comparison, Tolerance, compare
-from dufu.training.recorded_run import ConfigJob, read_job, record_config, verify_job
-from dufu.training.recording import RankRecord, Recording, assembled
+from dufu.parity.comparison import TOLERANCES, Comparison, Tolerance, compare
+from dufu.parity.diagnosis import explain
+from dufu.parity.made_up import write_made_up_text
+from dufu.parity.recorded_run import ConfigJob, read_job, record_config, verify_job
+from dufu.parity.recording import RankRecord, Recording, assembled
 
 # What a layout may change without changing the mathematics; of other options both sides have the same.
 NEUTRAL = ("train.dist.", "train.zero_optimization.", "train.activation_checkpoint.", "train.num_accumulation_steps",
@@ -86,7 +86,7 @@ class Report:
         return self.agrees
 
     def __str__(self) -> str:
-        from dufu.training.check_report import as_markdown
+        from dufu.parity.report import as_markdown
 
         return as_markdown(self)
 

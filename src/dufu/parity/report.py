@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dufu.training.check import Finding, Report
-from dufu.training.parity import worst
+from dufu.parity.check import Finding, Report
+from dufu.parity.comparison import worst
 
 COLUMNS = ("layout", "processes", "losses", "gradient norm", "gradients", "parameters", "units", "bytes sent", "result")
 

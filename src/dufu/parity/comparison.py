@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dufu.errors import DataError
-from dufu.training.recording import Recording, UnitPrint
+from dufu.parity.recording import Recording, UnitPrint
 
 
 @dataclass(frozen=True)
