@@ -45,7 +45,7 @@ def build(
     settings = [f"model.cfg.{k}={v}" for k, v in sizes.items()]
     config = effective_config("gpt2_tiny", [*settings, "optim.lr=1e-4", f"train.amp.enabled={str(bf16).lower()}", *overrides])
     processes = join(layout_from_config(config.train, world_size()), choose_device("cpu"))
-    settle_allocator(sparing=processes.layout.zero_stage == 3)
+    settle_allocator()
     precision = precision_from_config(config.train.amp, processes.device)
     distributed = build_model(config, processes, precision)
     optimizer, clip, norm_type = build_optimizer(config, distributed)

@@ -85,7 +85,7 @@ def layouts(rounds: int) -> None:
     pp2, eight = ("train.dist.pipeline_parallel_size=2",), 8
     pairs = [
         # name, what one process does, what two do, and the best that the schedule allows
-        ("data parallel, 8 micro-batches", (GPT38, 8, True, (), False, 16), (GPT38, 8, True, (), False, eight), 1.0),
+        ("data parallel, 8 micro-batches", (GPT38, 4, True, (), False, 16), (GPT38, 4, True, (), False, eight), 1.0),
         ("tensor parallel", (GPT38, 16, True), (GPT38, 16, True, ("train.dist.tensor_parallel_size=2",)), 1.0),
         ("ZeRO-3, 2,048 tokens a step", (GPT38, 16, True), (GPT38, 8, True, ZERO3), 1.0),
         ("pipeline, 1F1B, 8 micro-batches", (GPT38, 4, True, (), False, eight), (GPT38, 4, True, pp2, False, eight), 8 / 9),

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.pool import Ranks
 from tests.small import TINY
 
-# 50 million parameters: 200 MB of weights, as much of gradients, twice as much of Adam's moments. Besides them a process needs
+# 76 million parameters: 300 MB of weights, as much of gradients, twice as much of Adam's moments. Besides them a process needs
 # stacks for its threads, the parameters and gradients of a layer at work, and a copy of what it writes into a checkpoint.
 LARGE = [
-    *[o for o in TINY if "model.cfg" not in o], "model.cfg.hidden_size=512", "model.cfg.ffn_hidden_size=2048", "model.cfg.hidden_layers=16",
+    *[o for o in TINY if "model.cfg" not in o], "model.cfg.hidden_size=512", "model.cfg.ffn_hidden_size=2048", "model.cfg.hidden_layers=24",
     "model.cfg.num_attention_heads=8", "model.cfg.max_seq_length=16", "train.train_iter=2", "train.global_batch_size=4",
     "train.evaluation.enabled=false", "train.checkpointer.period=1",
 ]  # fmt: skip
-ROOM = 720 << 20
+ROOM = 960 << 20
 
 
 def within_limit(folder: str, corpus: str, overrides: list[str], resume: bool = False) -> str:
@@ -41,7 +41,22 @@ def within_limit(folder: str, corpus: str, overrides: list[str], resume: bool = 
     return ""
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's RLIMIT_DATA")
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's RLIMIT_DATA")
+
+
+@pytest.fixture
+def fresh() -> Iterator[Ranks]:
+    """Processes of its own, whose memory no other test has filled."""
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
+
+
+def test_one_process_cannot_hold_it(fresh: Ranks, corpus: Path, tmp_path: Path) -> None:
+    (found,) = fresh(1, within_limit, str(tmp_path / "run"), str(corpus), [], timeout=400)
+    assert "allocate" in found or "memory" in found.lower(), found
+
+
 @pytest.mark.parametrize(
     "layout",
     [
@@ -51,13 +66,7 @@ def within_limit(folder: str, corpus: str, overrides: list[str], resume: bool = 
     ],
     ids=["zero3", "pp4", "tp4"],
 )
-def test_four_processes_train_and_resume_what_one_cannot_hold(layout: list[str], corpus: Path, tmp_path: Path) -> None:
-    ranks = Ranks()  # processes of its own, whose memory no other test has filled
-    try:
-        found: list[Any] = ranks(1, within_limit, str(tmp_path / "one"), str(corpus), [])
-        assert "allocate" in found[0] or "memory" in found[0].lower(), found
-        stop = ["train.stop_at_step=1"]
-        assert ranks(4, within_limit, str(tmp_path / "four"), str(corpus), [*layout, *stop], timeout=400) == [""] * 4
-        assert ranks(4, within_limit, str(tmp_path / "four"), str(corpus), layout, True, timeout=400) == [""] * 4
-    finally:
-        ranks.close()
+def test_four_processes_train_and_resume_it(layout: list[str], fresh: Ranks, corpus: Path, tmp_path: Path) -> None:
+    stop = ["train.stop_at_step=1"]
+    assert fresh(4, within_limit, str(tmp_path / "run"), str(corpus), [*layout, *stop], timeout=400) == [""] * 4
+    assert fresh(4, within_limit, str(tmp_path / "run"), str(corpus), layout, True, timeout=400) == [""] * 4

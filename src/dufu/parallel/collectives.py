@@ -63,7 +63,7 @@ class Communicator:
             work = dist.all_gather_single(out, x, group=self.group, async_op=async_op)
         return WatchedWork(work, watched) if async_op else work
 
-    def reduce_scatter(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def reduce_scatter(self, x: Tensor, dtype: torch.dtype, received: Tensor | None = None) -> Tensor:
         """Return this member's part of the sum of every member's flat `x`, whose length is a multiple of the size.
 
         gloo's own reduce-scatter makes one all-reduce per member; an exchange and a local sum send each byte once, and sum in the
@@ -71,16 +71,17 @@ class Communicator:
 
         Args:
             dtype: of the sum; half-precision `x` travels as it is, and is added up in this type.
+            received: memory of `x`'s size for what arrives; None = new memory.
         """
         if self.size == 1:
-            return x.to(dtype)
+            return x.to(dtype, copy=True)
         self._count("reduce_scatter", x)
         if x.is_cuda and x.dtype == dtype:
             out = torch.empty(x.numel() // self.size, dtype=x.dtype, device=x.device)
             with Watched(self, "reduce_scatter", x):
                 dist.reduce_scatter_single(out, x, group=self.group)
             return out
-        received = torch.empty_like(x)
+        received = torch.empty_like(x) if received is None else received
         with Watched(self, "reduce_scatter", x):
             dist.all_to_all_single(received, x, group=self.group)
         return received.view(self.size, -1).sum(0, dtype=dtype)

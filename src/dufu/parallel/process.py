@@ -205,18 +205,13 @@ def settle_threads(local_processes: int) -> None:
         torch.set_num_threads(max(1, cores // local_processes))
 
 
-def settle_allocator(sparing: bool = False) -> None:
-    """Keep freed memory in the process: glibc otherwise returns every large tensor to the system and faults it in anew.
-
-    Args:
-        sparing: give large tensors back instead. What stays is full of holes (glibc before 2.38 fits no aligned block into one of its
-            own size), so that a process which holds its weights a layer at a time would soon hold room for all of them.
-    """
+def settle_allocator() -> None:
+    """Keep freed memory in the process: glibc otherwise returns every large tensor to the system and faults it in anew."""
     if sys.platform.startswith("linux"):
         try:
             libc = ctypes.CDLL("libc.so.6")
             trim_threshold, mmap_threshold = -1, -3
-            libc.mallopt(mmap_threshold, 4 << 20 if sparing else 1 << 30)
+            libc.mallopt(mmap_threshold, 1 << 30)
             libc.mallopt(trim_threshold, (1 << 31) - 1)
         except (OSError, AttributeError):
             pass  # another C library: only slower

@@ -66,6 +66,20 @@ class Arena:
             self.content = None
 
 
+class Scratch:
+    """Memory in which gradients are put together before they travel, and in which they arrive: one buffer's at a time."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def take(self, what: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return `numel` elements; what was taken before under the same name is lost."""
+        held = self._held.get((what, dtype))
+        if held is None or held.numel() < numel:
+            held = self._held[what, dtype] = torch.empty(numel, dtype=dtype, device=device)
+        return held[:numel]
+
+
 class FlatShard:
     """One flat buffer and this process's stretch of it.
 
@@ -76,6 +90,7 @@ class FlatShard:
         dtype: of the buffer.
         master: whether the stretch is float32 whatever the buffer is.
         completion: the sums of the gradient beyond the replicas.
+        scratch: where gradients are put together.
         arena: where the buffer lies; None = in memory of its own.
     """
 
@@ -88,11 +103,12 @@ class FlatShard:
         master: bool,
         seed: int,
         completion: Completion,
+        scratch: Scratch,
         arena: Arena | None = None,
     ) -> None:
         spread, device = spread_of(infos[0], processes), processes.device
         data = spread.shard
-        self.infos, self.data, self.dtype, self.completion = infos, data, dtype, completion
+        self.infos, self.data, self.dtype, self.completion, self.scratch = infos, data, dtype, completion, scratch
         self.trained = infos[0].parameter.requires_grad
         self.offsets: list[int] = []
         total = 0
@@ -152,19 +168,26 @@ class FlatShard:
 
     def reduce(self) -> None:
         """Sum the parameters' gradients over the processes, add this process's stretch to the entry's, and free them."""
-        part = self.data.reduce_scatter(self._take_gradients(), self.entry.tensor.dtype)
+        flat = self._take_gradients()
+        received = self.scratch.take("received", flat.numel(), flat.dtype, flat.device)
+        part = self.data.reduce_scatter(flat, self.entry.tensor.dtype, received)
         if faults.active("shard.scale"):
             part = part * 0.5
         tensor = self.entry.tensor
         tensor.grad = part if tensor.grad is None else tensor.grad.add_(part)
 
     def _take_gradients(self) -> Tensor:
-        """Return the parameters' gradients as one flat tensor, and free them."""
-        flat = torch.zeros(self.full.numel(), dtype=self.dtype, device=self.full.device)
+        """Return the parameters' gradients as one flat tensor in scratch memory, and free them."""
+        flat = self.scratch.take("sent", self.full.numel(), self.dtype, self.full.device)
+        end = 0
         for info, offset in zip(self.infos, self.offsets):
-            if info.parameter.grad is not None:
-                flat[offset : offset + info.parameter.numel()].copy_(info.parameter.grad.reshape(-1))
+            end = offset + info.parameter.numel()
+            if info.parameter.grad is None:
+                flat[offset:end].zero_()
+            else:
+                flat[offset:end].copy_(info.parameter.grad.reshape(-1))
                 info.parameter.grad = None
+        flat[end:].zero_()
         if self._kept is not None:
             flat, self._kept = self._kept.add_(flat), None
         return flat
@@ -214,12 +237,13 @@ class ShardedParameters:
             alike = (info.divided, info.parameter.requires_grad, info.expert, info.partial, info.holders)
             groups.setdefault((chunk_of(info, chunks), unit, settings, *alike), []).append(info)
         self.flats: list[FlatShard] = []
+        scratch = Scratch()
         self._of_chunk: dict[int | None, list[FlatShard]] = {number: [] for number in (*range(len(chunks)), None)}
         arenas = _arenas(list(groups.values()), list(units), processes, compute_dtype) if stage == 3 else {}
         for (chunk, *_), group in groups.items():
             completion = Completion(group[0], processes, ties)
             chosen, arena = options.get(group[0].parameter, {}), arenas.get(group[0])
-            flat = FlatShard(group, chosen, processes, compute_dtype, master, seed, completion, arena)
+            flat = FlatShard(group, chosen, processes, compute_dtype, master, seed, completion, scratch, arena)
             if stage == 3:
                 flat.arena.leave()
             else:

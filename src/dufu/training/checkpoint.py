@@ -136,11 +136,12 @@ class CheckpointReader:
             raise CheckpointError(f"{self.folder}/index.json: names {file}, which the manifest does not know")
         if file not in self._open:
             try:
-                self._open[file] = safe_open(str(self.folder / file), framework="pt")
+                # As numpy it copies one tensor at a time; as PyTorch it would map every file whole, as memory that may be written to.
+                self._open[file] = safe_open(str(self.folder / file), framework="np")
             except SafetensorError as error:
                 raise CheckpointError(f"{self.folder / file}: not a safetensors file ({error})") from error
         try:
-            tensor: Tensor = self._open[file].get_tensor(record["key"])
+            tensor = torch.from_numpy(self._open[file].get_tensor(record["key"]))
         except SafetensorError as error:
             raise CheckpointError(f"{self.folder / file}: {error}") from error
         return tensor

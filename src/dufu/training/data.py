@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from dufu.config.configurable import takes_cfg
 from dufu.config.instantiate import instantiate, resolve
 from dufu.data.blend import Concatenated, Weighted
 from dufu.data.cache import tokenised
@@ -145,6 +146,8 @@ def _accepted(config: DictConfig) -> dict[str, Any]:
 def complete_model_config(config: DictConfig, tokenizer: TextTokenizer) -> None:
     """Fill in what follows from elsewhere: the vocabulary from the tokenizer, the sample's length from the model.
 
+    A model class that is not `@configurable` has no `cfg`, and is left as it is.
+
     Raises:
         ConfigError: the model's vocabulary is smaller than the tokenizer's, or its positions fewer than a sample's.
     """
@@ -152,6 +155,8 @@ def complete_model_config(config: DictConfig, tokenizer: TextTokenizer) -> None:
         raise ConfigError('the config has no section "model"')
     cfg = config.model.get("cfg", None)
     if cfg is None:
+        if not takes_cfg(resolve(config.model["_target_"])):
+            return  # a class whose own arguments say everything
         config.model.cfg = {}
         cfg = config.model.cfg
     if cfg.get("vocab_size") is None:

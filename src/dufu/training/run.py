@@ -107,7 +107,7 @@ def train(
     """
     config = call_config(source, overrides, data, fast_dev_run)
     layout = layout_from_config(config.train, world_size())
-    settle_allocator(sparing=layout.zero_stage == 3)
+    settle_allocator()
     settle_threads(local_processes())
     if not config.train.rdma_enabled:
         os.environ.setdefault("NCCL_IB_DISABLE", "1")
