@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 _CHUNK = 1 << 22  # bytes
+_BEHIND = 1 << 25  # bytes after which the disk is told to begin
 
 
 def sync(path: Path) -> None:
@@ -56,6 +57,12 @@ def digest(path: Path) -> dict[str, Any]:
     return found.result()
 
 
+def _begin_to_write(handle: int, start: int, length: int) -> None:
+    """Let the disk begin with a stretch of a file, without waiting for it (Linux writes what it is advised to forget)."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(handle, start, length, os.POSIX_FADV_DONTNEED)
+
+
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
     """Write flat float32 arrays as a safetensors file, and return its size and sha256.
 
@@ -71,7 +78,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict
         offset += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    found = _Digest()
+    found, begun = _Digest(), 0
     with path.open("wb") as file:
         for part in (struct.pack("<Q", len(text)), text):
             found.update(part)
@@ -81,6 +88,9 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict
             for start in range(0, len(values), _CHUNK):
                 found.update(values[start : start + _CHUNK])
                 file.write(values[start : start + _CHUNK])
+                if found.bytes - begun >= _BEHIND:
+                    _begin_to_write(file.fileno(), begun, found.bytes - begun)
+                    begun = found.bytes
         file.flush()
         os.fsync(file.fileno())
     return found.result()
