@@ -6,7 +6,15 @@ from typing import Any
 
 
 def _size(
-    layers: int, hidden: int, ffn: int, heads: int, key_value_heads: int, length: int, vocab: int | None, base: float = 10000.0, **more: Any
+    layers: int,
+    hidden: int,
+    ffn: int,
+    heads: int,
+    key_value_heads: int,
+    length: int,
+    vocab: int | None,
+    base: float = 10000.0,
+    **more: Any,
 ) -> dict[str, Any]:
     return {
         "hidden_layers": layers,
