@@ -115,7 +115,7 @@ def global_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-_DIMENSIONS = ("tensor", "context", "data", "pipeline", "replicas", "expert", "expert_replicas", "shard", "repeat")
+DIMENSIONS = ("tensor", "context", "data", "pipeline", "replicas", "expert", "expert_replicas", "shard", "repeat")
 
 
 def join(layout: ParallelLayout, device: torch.device, timeout_seconds: float = 1800.0) -> Processes:
@@ -125,7 +125,7 @@ def join(layout: ParallelLayout, device: torch.device, timeout_seconds: float = 
         timeout_seconds: how long an operation between processes may take before it is explained and all end.
     """
     if layout.world == 1:
-        return Processes(layout, device, alone("world"), **{name: alone(name) for name in _DIMENSIONS})
+        return Processes(layout, device, alone("world"), **{name: alone(name) for name in DIMENSIONS})
     # The watching thread's explanation comes first; the groups' own timeout is for where the thread cannot run.
     timeout = timedelta(seconds=timeout_seconds + 60.0)
     if not dist.is_initialized():
@@ -156,7 +156,7 @@ def join(layout: ParallelLayout, device: torch.device, timeout_seconds: float = 
             made[key] = Communicator(name, group, mine, mine.index(rank))
         return made[key]
 
-    communicators = {name: communicator(name) for name in _DIMENSIONS}
+    communicators = {name: communicator(name) for name in DIMENSIONS}
     world = Communicator("world", dist.group.WORLD, list(range(layout.world)), rank)
     _joined.update((world, *made.values()))
     return Processes(layout, device, world, **communicators)

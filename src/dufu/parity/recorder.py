@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from dufu.models.chain import Batch
 from dufu.parallel.build import Distributed, chain_units
 from dufu.parallel.parameters import Entry, Piece
-from dufu.parallel.process import Processes
+from dufu.parallel.process import DIMENSIONS, Processes
 from dufu.parallel.region import copy_overlap, whole_region
 from dufu.parity.recording import Part, RankRecord, UnitPrint, print_vector
 from dufu.training.evaluation import metrics_of, reduce_totals
 from dufu.training.step import Totals, TrainStep
 
 NUMBERS = "sample_number"  # the field of Batch.extra that says which sample each row is; -1 in a batch that scores nothing
-_DIMENSIONS = ("world", "tensor", "context", "data", "pipeline", "replicas", "expert", "expert_replicas", "shard", "repeat")
 
 
 class RecordedStep(TrainStep):
@@ -161,7 +160,7 @@ class Recorder:
     def _sent(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
         seen: set[int] = set()
-        for name in _DIMENSIONS:
+        for name in ("world", *DIMENSIONS):
             communicator = getattr(self.processes, name)
             if communicator.size > 1 and id(communicator) not in seen:
                 seen.add(id(communicator))
