@@ -128,5 +128,5 @@ def test_watching_costs_next_to_nothing() -> None:
     for _ in range(20000):
         with Watched(group, "all_reduce", tensor):
             pass
-    assert (time.perf_counter() - began) / 20000 < 20e-6  # about 1 on an idle machine
+    assert (time.perf_counter() - began) / 20000 < 20e-6
     assert group.calls == 20000
