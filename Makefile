@@ -23,7 +23,7 @@ $(VENV)/.base: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.base
-	$(PIP) -e ".[test,chinese]"
+	$(PIP) -e ".[test,chinese,hf,onnx,pictures]"
 	@touch $@
 
 quickstart: $(VENV)/.base

@@ -33,6 +33,7 @@ class TransformerLayer(nn.Module):
         num_key_value_heads, head_size, bias: of attention.
         norm: makes a norm from a width and an epsilon, such as RMSNorm.
         mlp: the feed-forward part, such as a GatedMLP or a MixtureOfExperts; None = MLP(hidden_size, ffn_hidden_size, activation).
+        scale: factor on the attention scores; None = 1/√head_size.
 
     Shapes: (B, T, hidden_size) → the same.
     """
@@ -56,6 +57,7 @@ class TransformerLayer(nn.Module):
         bias: bool = True,
         norm: Callable[[int, float], nn.Module] = LayerNorm,
         mlp: nn.Module | None = None,
+        scale: float | None = None,
     ) -> None:
         super().__init__()
         self.post_norm, self.is_decoder = post_norm, is_decoder
@@ -71,6 +73,7 @@ class TransformerLayer(nn.Module):
                 bias=bias,
                 init=init,
                 output_init=output_init,
+                scale=scale,
             )
 
         self.attention_norm = norm(hidden_size, layernorm_epsilon)
