@@ -39,6 +39,14 @@ def test_more_tokens_than_positions_is_an_error_that_names_both(kind: type) -> N
         kind(4, 8)(torch.arange(5))
 
 
+def test_learned_positions_may_begin_some_rows_later() -> None:
+    table = LearnedPositionalEmbedding(4, 8, offset=2, padding_idx=1)
+    assert table.weight.shape == (6, 8) and not table.weight[1].any()
+    assert torch.equal(table(torch.arange(4)), table.weight[2:])
+    with pytest.raises(LayoutError, match="5 tokens do not fit into max_seq_length=4"):
+        table(torch.arange(5))
+
+
 def test_rotary_turns_each_pair_by_its_angle_and_scores_depend_on_distance_only() -> None:
     torch.manual_seed(0)
     rotary = RotaryEmbedding(8, base=100.0)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from dufu.errors import ConfigError, LayoutError
 from dufu.layers.embedding import Embedding
+from dufu.layers.initial import Initial
 from dufu.layers.split import WHOLE, Split
 
 
@@ -18,16 +19,34 @@ def _check_length(positions: Tensor, longest: int) -> None:
 class LearnedPositionalEmbedding(Embedding):
     """A trained row for each position (Gehring et al., 2017).
 
+    Args:
+        num_embeddings: positions, the longest sequence in tokens.
+        embedding_dim: columns.
+        padding_idx: a row of the table, offset included; see Embedding.
+        init: how the rows begin.
+        offset: rows before that of position 0, as OPT, RoBERTa and BART have two; the table has num_embeddings + offset rows.
+
     Shapes: positions (…, T) in [0, num_embeddings) → (…, T, embedding_dim).
 
     Raises:
-        LayoutError: more tokens than rows.
+        LayoutError: more tokens than positions.
     """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        init: Initial | None = None,
+        offset: int = 0,
+    ) -> None:
+        super().__init__(num_embeddings + offset, embedding_dim, padding_idx, init)
+        self.longest, self.offset = num_embeddings, offset
 
     def forward(self, positions: Tensor) -> Tensor:
         """Look up each position's row."""
-        _check_length(self.stream.own(positions), self.num_embeddings)
-        return super().forward(positions)
+        _check_length(self.stream.own(positions), self.longest)
+        return super().forward(positions + self.offset if self.offset else positions)
 
 
 class SinePositionalEmbedding(nn.Module):
@@ -51,13 +70,13 @@ class SinePositionalEmbedding(nn.Module):
             raise ConfigError(
                 f"SinePositionalEmbedding: embedding_dim={embedding_dim}: an even number, such as {embedding_dim + 1}"
             )
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.longest, self.embedding_dim = num_embeddings, embedding_dim
         self.stream: Split = WHOLE  # whose positions are computed
 
     def forward(self, positions: Tensor) -> Tensor:
         """Compute each position's row."""
         positions = self.stream.own(positions)
-        _check_length(positions, self.num_embeddings)
+        _check_length(positions, self.longest)
         exponents = torch.arange(0, self.embedding_dim, 2, device=positions.device, dtype=torch.float64) / self.embedding_dim
         angles = positions.double().unsqueeze(-1) * 10000.0**-exponents
         return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2).float()

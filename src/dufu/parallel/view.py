@@ -57,7 +57,7 @@ class BatchView:
         self.all_rows = False  # whether attention computes queries of tokens that are not held
         self.seams: list[Divided] = []
         tables = (LearnedPositionalEmbedding, SinePositionalEmbedding)
-        self.longest = min((m.num_embeddings for m in model.modules() if isinstance(m, tables)), default=None)
+        self.longest = min((m.longest for m in model.modules() if isinstance(m, tables)), default=None)
 
     @property
     def multiple(self) -> int:
