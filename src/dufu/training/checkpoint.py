@@ -24,7 +24,7 @@ from dufu.optim import WholeParameterOptimizer
 from dufu.parallel.parameters import Entry, Piece
 from dufu.parallel.region import Region, copy_overlap
 from dufu.parallel.store import ParameterStore
-from dufu.training.files import digest
+from dufu.interchange.files import digest
 
 FORMAT = 1
 WEIGHT, AVERAGE = "weight", "ema"

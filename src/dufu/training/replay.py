@@ -29,7 +29,7 @@ from dufu.training.batches import blank, to_batch
 from dufu.training.checkpoint import CheckpointReader, load_weights, step_folder
 from dufu.training.effective import effective_config
 from dufu.training.evaluation import metrics_of, reduce_totals
-from dufu.training.files import write_text
+from dufu.interchange.files import write_text
 from dufu.training.optimizer import build_optimizer, build_schedule
 from dufu.training.precision import LossScaler, precision_from_config
 from dufu.training.saving import CheckpointHook

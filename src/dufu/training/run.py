@@ -46,7 +46,7 @@ from dufu.training.company import Company
 from dufu.training.data import build_dataset, complete_model_config, save_tokenizer, tokenizer_from_config
 from dufu.training.effective import effective_config, refuse_unbuilt, seconds
 from dufu.training.evaluation import check_metric_name, evaluate
-from dufu.training.files import write_text
+from dufu.interchange.files import write_text
 from dufu.training.folder import RunFolder
 from dufu.training.hooks import Hook, build_hooks, named
 from dufu.training.loop import Surroundings, Trainer

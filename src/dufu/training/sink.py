@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dufu.errors import DufuError
-from dufu.training.files import write_text
+from dufu.interchange.files import write_text
 
 
 class Sink:

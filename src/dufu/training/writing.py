@@ -27,7 +27,7 @@ from dufu.parallel.process import Processes
 from dufu.parallel.region import Region, whole_region
 from dufu.parallel.store import ParameterStore
 from dufu.training.checkpoint import FORMAT, holdings
-from dufu.training.files import digest, sync, write_arrays, write_text
+from dufu.interchange.files import digest, sync, write_arrays, write_text
 
 
 @dataclass

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,19 +64,31 @@ def _begin_to_write(handle: int, start: int, length: int) -> None:
         os.posix_fadvise(handle, start, length, os.POSIX_FADV_DONTNEED)
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-    """Write flat float32 arrays as a safetensors file, and return its size and sha256.
+_TYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes of a number, by the format's names of the types
+
+
+def write_tensors(
+    path: Path,
+    forms: Mapping[str, tuple[str, tuple[int, ...]]],
+    values: Iterable[np.ndarray[Any, Any]],
+    metadata: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Write a safetensors file one tensor at a time, and return its size and sha256.
 
     The library's own writer copies everything before it writes, and the file would have to be read again for its checksum.
     The format (https://github.com/huggingface/safetensors): the header's length in 8 bytes, a JSON header, the values.
+
+    Args:
+        forms: type, such as "F32", and shape of each tensor, in order.
+        values: their bytes, in the same order; each is let go before the next is asked for.
+        metadata: texts for the header.
     """
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
-    for name, array in arrays.items():
-        if array.dtype != np.float32:
-            raise AssertionError(f"{name} is {array.dtype}")
-        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
-        offset += array.nbytes
+    for name, (kind, shape) in forms.items():
+        size = _TYPES[kind] * math.prod(shape)
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     found, begun = _Digest(), 0
@@ -83,17 +96,28 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict
         for part in (struct.pack("<Q", len(text)), text):
             found.update(part)
             file.write(part)
-        for array in arrays.values():
-            values = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-            for start in range(0, len(values), _CHUNK):
-                found.update(values[start : start + _CHUNK])
-                file.write(values[start : start + _CHUNK])
+        for array in values:
+            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            for start in range(0, len(flat), _CHUNK):
+                found.update(flat[start : start + _CHUNK])
+                file.write(flat[start : start + _CHUNK])
                 if found.bytes - begun >= _BEHIND:
                     _begin_to_write(file.fileno(), begun, found.bytes - begun)
                     begun = found.bytes
         file.flush()
         os.fsync(file.fileno())
-    return found.result()
+    result = found.result()
+    if result["bytes"] != 8 + len(text) + offset:
+        raise AssertionError(f"{path}: {result['bytes']} bytes written, {8 + len(text) + offset} announced")
+    return result
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    """Write float32 arrays as a safetensors file, and return its size and sha256."""
+    for name, array in arrays.items():
+        if array.dtype != np.float32:
+            raise AssertionError(f"{name} is {array.dtype}")
+    return write_tensors(path, {name: ("F32", array.shape) for name, array in arrays.items()}, arrays.values())
 
 
 def write_text(path: Path, text: str) -> None:
