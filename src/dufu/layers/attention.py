@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -134,13 +135,16 @@ class Attention(nn.Module):
         is_cross_attention: keys and values come from another sequence.
         attention_dropout_prob: on the probabilities.
         bias: whether the projections have biases.
+        output_bias: whether the output projection has one; None = as `bias`.
+        head_norm: makes the norm of each head's query and key from the head size, such as HeadRMSNorm; None = no norm.
+        window: a query sees the last so many keys up to its own place; None = all.
         init, output_init: how the input and the output projections begin.
         scale: factor on the scores; None = 1/√head_size.
 
     Shapes: hidden (B, T, hidden_size), memory (B, S, hidden_size) → (B, T, hidden_size).
 
     Raises:
-        LayoutError: a width or a number of heads does not divide.
+        LayoutError: a width or a number of heads does not divide. ConfigError: a window or norms of heads in cross attention.
     """
 
     def __init__(
@@ -155,8 +159,15 @@ class Attention(nn.Module):
         init: Initial | None = None,
         output_init: Initial | None = None,
         scale: float | None = None,
+        output_bias: bool | None = None,
+        head_norm: Callable[[int], nn.Module] | None = None,
+        window: int | None = None,
     ) -> None:
         super().__init__()
+        if window is not None and window < 1:
+            raise ConfigError(f"an attention window of {window} tokens: at least 1, or null for all")
+        if is_cross_attention and (window is not None or head_norm is not None):
+            raise ConfigError("Attention: window and head_norm are of self-attention; leave them out of cross attention")
         self.heads, self.kv_heads = num_attention_heads, num_key_value_heads or num_attention_heads
         if head_size is None and hidden_size % num_attention_heads:
             raise LayoutError(f"hidden_size {hidden_size} does not divide over {num_attention_heads} attention heads")
@@ -164,14 +175,16 @@ class Attention(nn.Module):
             raise LayoutError(f"{self.heads} attention heads do not divide into groups for {self.kv_heads} key-value heads")
         self.head_size = head_size or hidden_size // num_attention_heads
         self.scale = 1.0 / math.sqrt(self.head_size) if scale is None else scale
-        self.is_cross_attention = is_cross_attention
+        self.is_cross_attention, self.window = is_cross_attention, window
         q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
         if is_cross_attention:
             self.query = Linear(hidden_size, q, bias, "col", init)
             self.key_value = Linear(hidden_size, 2 * kv, bias, "col", init, sections=(kv, kv))
         else:
             self.query_key_value = Linear(hidden_size, q + 2 * kv, bias, "col", init, sections=(q, kv, kv))
-        self.output = Linear(q, hidden_size, bias, "row", output_init or init)
+        self.output = Linear(q, hidden_size, bias if output_bias is None else output_bias, "row", output_init or init)
+        self.query_norm = head_norm(self.head_size) if head_norm else None
+        self.key_norm = head_norm(self.head_size) if head_norm else None
         self.dropout = Dropout(attention_dropout_prob)
         self.reach: Reach = HERE
 
@@ -221,7 +234,8 @@ class Attention(nn.Module):
                 raise ConfigError("memory was given to self-attention; build Attention(..., is_cross_attention=True)")
             q, k, v = self._within(hidden, cache, rotation)
         first_head = self.output.split.rank * q.shape[1]
-        out = self.reach.attend(q, k, v, as_mask(mask), self.scale, self.dropout, keys, first_head, bias)
+        seen = as_mask(mask).near(self.window, q.shape[2], k.shape[2], q.device)
+        out = self.reach.attend(q, k, v, seen, self.scale, self.dropout, keys, first_head, bias)
         result: Tensor = self.output(out.transpose(1, 2).flatten(2))
         return result
 
@@ -229,6 +243,8 @@ class Attention(nn.Module):
         parts = self.output.split.size
         own, own_kv = self.heads // parts * self.head_size, self.kv_heads // parts * self.head_size
         q, k, v = (self._heads(t) for t in self.query_key_value(hidden).split((own, own_kv, own_kv), -1))
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         return (q, k, v) if cache is None else (q, *cache.append(k, v))

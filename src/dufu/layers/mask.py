@@ -1,7 +1,8 @@
-"""Every attention mask: causal, padding, separate documents, and their combinations."""
+"""Every attention mask: causal, padding, separate documents, windows, and their combinations."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +56,7 @@ class Mask:
         self.allowed, self.causal, self.held = allowed, causal, held
         self.looks_back = looks_back or causal
         self.empty: Tensor | None = None  # (…, T or 1, 1), True for queries with nothing to attend to
+        self.windows: dict[int, Mask] = {}  # this mask within windows that several layers use
         if allowed is None:
             return
         if allowed.dtype != torch.bool:
@@ -72,6 +74,37 @@ class Mask:
         if self.allowed is not None:
             return self.allowed
         return _lower(self.held, queries, keys, device) if self.causal else None
+
+    def prepare_windows(self, windows: Iterable[int], queries: int, keys: int, device: torch.device) -> None:
+        """Make this mask within each of these windows once for all layers; see `near`."""
+        for window in windows:
+            if window not in self.windows:
+                self.windows[window] = self.near(window, queries, keys, device)
+
+    def near(self, window: int | None, queries: int, keys: int, device: torch.device) -> Mask:
+        """Return this mask within a sliding window (Beltagy et al., "Longformer", 2020).
+
+        Args:
+            window: a query sees the last so many keys up to its own place; None = all.
+            queries, keys: numbers of both, where the mask itself does not say which queries it is of.
+        """
+        if window is None:
+            return self
+        if window in self.windows:
+            return self.windows[window]
+        if self.held is not None:
+            queries, keys = self.held.total, self.held.total
+        if window >= keys:
+            return self
+        rows = None if self.held is None else self.held.rows
+        places = torch.arange(keys - queries, keys, device=device) if rows is None else rows
+        seen = torch.arange(keys, device=places.device) > places[:, None] - window
+        allowed = self.dense(queries, keys, device)
+        if allowed is not None and self.empty is not None:
+            allowed = allowed & ~self.empty
+        both = seen if allowed is None else allowed & seen
+        # Without padding a query's own place is in its window.
+        return Mask(both, may_be_empty=self.allowed is not None, held=self.held, looks_back=self.looks_back)
 
     def part(self, queries: slice, keys: slice) -> Tensor | None:
         """Return the rows and columns of some queries and keys, or None when everything in them is allowed."""

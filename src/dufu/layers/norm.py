@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dufu.layers.initial import Constant, Described, Initial
+from dufu.layers.split import WHOLE, Split
 
 
 class LayerNorm(Described):
@@ -35,25 +36,48 @@ class LayerNorm(Described):
 
 
 class RMSNorm(Described):
-    """x / √(mean(x²) + eps) · weight over the last dimension (Zhang and Sennrich, 2019).
+    """x / √(mean(x²) + eps) · (offset + weight) over the last dimension (Zhang and Sennrich, 2019).
 
     Args:
         normalized_shape: size of the last dimension.
         eps: added to the mean square.
+        offset: 1 where the weight is trained as a difference from one, as Gemma's is (Gemma Team, 2024).
     """
 
     is_norm = True
 
-    def __init__(self, normalized_shape: int, eps: float = 1e-6) -> None:
+    def __init__(self, normalized_shape: int, eps: float = 1e-6, offset: float = 0.0) -> None:
         super().__init__()
-        self.normalized_shape, self.eps = normalized_shape, eps
+        self.normalized_shape, self.eps, self.offset = normalized_shape, eps, offset
         self.weight = nn.Parameter(torch.empty(normalized_shape))
-        self.initial: dict[str, Initial] = {"weight": Constant(1.0)}
+        self.initial: dict[str, Initial] = {"weight": Constant(1.0 - offset)}
         self.fill_alone()
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, normalized_shape) → the same shape."""
-        return functional.rms_norm(x, (self.normalized_shape,), self.weight, self.eps)
+        return self._normed(x, self.weight)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        if not self.offset:
+            return functional.rms_norm(x, (self.normalized_shape,), weight, self.eps)
+        # In float32, since one plus a small half-precision weight is one.
+        y = functional.rms_norm(x.float(), (self.normalized_shape,), None, self.eps)
+        return (y * (self.offset + weight.float())).to(x.dtype)
+
+
+class HeadRMSNorm(RMSNorm):
+    """An RMSNorm over each head's features, its one weight shared by the heads of all tensor-parallel processes.
+
+    Shapes: (B, heads of this process, T, head size) → the same.
+    """
+
+    def __init__(self, normalized_shape: int, eps: float = 1e-6, offset: float = 0.0) -> None:
+        super().__init__(normalized_shape, eps, offset)
+        self.split: Split = WHOLE
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Norm each head."""
+        return self._normed(x, self.split.share(self.weight))
 
 
 RMSLayerNorm = RMSNorm

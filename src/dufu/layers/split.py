@@ -37,6 +37,10 @@ class Split:
         """Pass a replicated input into a divided product: identity; its gradient is summed over the parts."""
         return x
 
+    def share(self, weight: Tensor) -> Tensor:
+        """Use an undivided parameter in divided work: identity; its gradient becomes the sum over the parts."""
+        return weight
+
     def whole(self, x: Tensor) -> Tensor:
         """Return, at all positions, what every part computes alike from its own: identity; so is the gradient, of its own positions."""
         return x

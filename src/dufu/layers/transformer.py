@@ -34,8 +34,13 @@ class TransformerLayer(nn.Module):
         norm: makes a norm from a width and an epsilon, such as RMSNorm.
         mlp: the feed-forward part, such as a GatedMLP or a MixtureOfExperts; None = MLP(hidden_size, ffn_hidden_size, activation).
         scale: factor on the attention scores; None = 1/√head_size.
+        output_bias, head_norm, window: of self-attention; `output_bias` also of cross attention.
+        branch_norm: whether each branch has a second norm, of what it adds (in pre-norm order; GLM-4-0414).
 
     Shapes: (B, T, hidden_size) → the same.
+
+    Raises:
+        ConfigError: branch_norm together with post_norm or is_decoder.
     """
 
     def __init__(
@@ -58,8 +63,14 @@ class TransformerLayer(nn.Module):
         norm: Callable[[int, float], nn.Module] = LayerNorm,
         mlp: nn.Module | None = None,
         scale: float | None = None,
+        output_bias: bool | None = None,
+        head_norm: Callable[[int], nn.Module] | None = None,
+        window: int | None = None,
+        branch_norm: bool = False,
     ) -> None:
         super().__init__()
+        if branch_norm and (post_norm or is_decoder):
+            raise ConfigError("TransformerLayer: branch_norm is of a pre-norm layer without cross attention")
         self.post_norm, self.is_decoder = post_norm, is_decoder
 
         def attention(cross: bool) -> Attention:
@@ -74,6 +85,9 @@ class TransformerLayer(nn.Module):
                 init=init,
                 output_init=output_init,
                 scale=scale,
+                output_bias=output_bias,
+                head_norm=None if cross else head_norm,
+                window=None if cross else window,
             )
 
         self.attention_norm = norm(hidden_size, layernorm_epsilon)
@@ -89,6 +103,8 @@ class TransformerLayer(nn.Module):
         self.mlp = MLP(hidden_size, ffn_hidden_size, activation, init=init, output_init=output_init) if mlp is None else mlp
         self.mlp_dropout = Dropout(output_dropout_prob)
         self.mlp_drop_path = DropPath(drop_path_prob)
+        self.attention_branch_norm = norm(hidden_size, layernorm_epsilon) if branch_norm else None
+        self.mlp_branch_norm = norm(hidden_size, layernorm_epsilon) if branch_norm else None
 
     def forward(
         self,
@@ -116,6 +132,8 @@ class TransformerLayer(nn.Module):
         samples = mask.held.keys if isinstance(mask, Mask) and mask.held is not None else keys
         branch = hidden if self.post_norm else self.attention_norm(hidden)
         branch = self.attention(branch, mask, keys, cache=cache, bias=bias, rotation=rotation)
+        if self.attention_branch_norm is not None:
+            branch = self.attention_branch_norm(branch)
         hidden = hidden + self.attention_drop_path(self.attention_dropout(branch, keys), samples)
         if self.post_norm:
             hidden = self.attention_norm(hidden)
@@ -129,5 +147,7 @@ class TransformerLayer(nn.Module):
             raise ConfigError("memory was given to a layer without cross attention; build TransformerLayer(..., is_decoder=True)")
         branch = hidden if self.post_norm else self.mlp_norm(hidden)
         branch = self.mlp(branch) if routing is None else self.mlp(branch, routing)
+        if self.mlp_branch_norm is not None:
+            branch = self.mlp_branch_norm(branch)
         hidden = hidden + self.mlp_drop_path(self.mlp_dropout(branch, keys), samples)
         return self.mlp_norm(hidden) if self.post_norm else hidden

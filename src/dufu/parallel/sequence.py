@@ -115,6 +115,10 @@ class SequenceSplit(TensorSplit):
         y = _Scatter.apply(x, self.communicator)
         return y
 
+    def share(self, weight: Tensor) -> Tensor:
+        """Leave it as it is: the gradients of all undivided parameters are summed after backward."""
+        return weight
+
     def own(self, x: Tensor) -> Tensor:
         """See Split."""
         if not self.active:

@@ -63,6 +63,12 @@ class TensorSplit(Split):
         return y
 
     @torch.compiler.disable
+    def share(self, weight: Tensor) -> Tensor:
+        """See Split."""
+        y: Tensor = _Enter.apply(weight, self.communicator)
+        return y
+
+    @torch.compiler.disable
     def leave(self, x: Tensor) -> Tensor:
         """See Split."""
         y: Tensor = _Leave.apply(x, self.communicator)
