@@ -49,6 +49,10 @@ class Tensors:
         """Return all names."""
         return list(self._file)
 
+    def __contains__(self, name: str) -> bool:
+        """Say whether there is a tensor of that name."""
+        return name in self._file
+
     def file(self, name: str) -> Path:
         """Return the file that holds a tensor."""
         return self._file[name].path
@@ -96,7 +100,7 @@ def _indexed(folder: Path, index: Path) -> Tensors:
         raise CheckpointError(f"{index}: names {', '.join(absent[:4])}, which {folder} does not hold")
     files = [open_file(folder / name) for name in wanted]
     tensors = Tensors(folder, files)
-    wrong = [name for name, file in names.items() if name not in tensors.names() or tensors.file(name).name != file]
+    wrong = [name for name, file in names.items() if name not in tensors or tensors.file(name).name != file]
     wrong += [f"{name} (in {tensors.file(name).name}, not in the index)" for name in tensors.names() if name not in names]
     if wrong:
         more = f" and {len(wrong) - 6} more" if len(wrong) > 6 else ""

@@ -105,7 +105,7 @@ class SafetensorsFile:
         if self._handle is None:
             self._handle = os.open(self.path, os.O_RDONLY)
         offset = self._begin + self._header[name]["data_offsets"][0] + first * out.shape[1] * out.element_size()
-        view = memoryview(out.view(-1).view(torch.uint8).numpy())
+        view = out.view(-1).view(torch.uint8).numpy().data
         done = 0
         while done < len(view):
             try:

@@ -6,6 +6,7 @@ nobody here knows is refused by name, since it might.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from dufu.models.names import Table
 
 # model_type → the module that knows it
 HOMES = {
+    "vit": "dufu.models.vit.hf",
     "gpt2": "dufu.models.gpt2.hf",
     "bert": "dufu.models.bert.hf",
     "llama": "dufu.models.llama.hf",
@@ -176,16 +178,29 @@ def _family(module: str) -> Family:
 
 
 def family_of(target: str) -> Family:
-    """Return the family that one of our classes belongs to.
+    """Return the family that one of our classes belongs to: that of the `hf` module in its package.
 
     Raises:
         ConfigError: it has no Hugging Face counterpart.
     """
-    for module in dict.fromkeys(HOMES.values()):
-        family = _family(module)
-        if target in family.targets:
-            return family
-    raise ConfigError(f"{target} has no counterpart in Hugging Face's formats")
+    package = target.rpartition(".")[0]
+    try:
+        family = _family(f"{package}.hf")
+    except ModuleNotFoundError as error:
+        if error.name != f"{package}.hf":
+            raise
+        raise ConfigError(f"{target} has no counterpart in Hugging Face's formats") from None
+    if target not in family.targets:
+        raise ConfigError(f"{target} has no counterpart in Hugging Face's formats; {', '.join(family.targets)} have")
+    return family
+
+
+def complete(target: str, cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's arguments with the defaults of those that are not given."""
+    module, name = target.rsplit(".", 1)
+    signature = inspect.signature(getattr(import_module(module), name).__init__)
+    defaults = {n: p.default for n, p in signature.parameters.items() if p.default is not inspect.Parameter.empty}
+    return {**defaults, **cfg}
 
 
 def read_config(folder: Path) -> dict[str, Any]:

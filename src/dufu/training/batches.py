@@ -18,32 +18,45 @@ from dufu.training.batch_size import BatchPlan
 
 Numbers = npt.NDArray[np.int64]
 _FIELDS = ("input_ids", "labels", "positions", "documents", "padding", "token_types")
+_DECODER = "decoder_"  # how the fields of an encoder-decoder model's second batch begin
 
 
 def to_batch(
     samples: list[dict[str, npt.NDArray[Any]]], numbers: Numbers, seed: int, step: int | None, device: torch.device
 ) -> Batch:
-    """Stack samples into a batch.
+    """Stack samples into a batch; fields that begin with `decoder_` make the batch of the decoder.
 
     Args:
         numbers: each sample's number in the run, for dropout.
         step: number of the step, or None outside training: no dropout keys.
     """
     arrays = {name: torch.from_numpy(value) for name, value in collate(samples).items()}
+    own = {name: value for name, value in arrays.items() if not name.startswith(_DECODER)}
+    decoders = {name.removeprefix(_DECODER): value for name, value in arrays.items() if name.startswith(_DECODER)}
+    batch = _batch(own, numbers, seed, step)
+    if decoders:
+        batch.decoder = _batch(decoders, numbers, seed, step)
+    return batch.to(device)
+
+
+def _batch(arrays: dict[str, torch.Tensor], numbers: Numbers, seed: int, step: int | None) -> Batch:
     known: dict[str, Any] = {name: arrays[name] for name in _FIELDS if name in arrays}
     extra = {name: value for name, value in arrays.items() if name not in _FIELDS}
     batch = Batch(**known, extra=extra)
     if step is not None:
         places = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
         batch.keys = token_keys(seed, step, torch.from_numpy(numbers), places)
-    return batch.to(device)
+    return batch
 
 
 def blank(batch: Batch) -> Batch:
     """Return a batch that scores nothing: a process without a sample of its own takes part with it, and adds exactly zero."""
     labels = None if batch.labels is None else torch.full_like(batch.labels, IGNORE)
     extra = {k: torch.full_like(v, IGNORE) if k.endswith("labels") else v for k, v in batch.extra.items()}
-    return Batch(batch.input_ids, labels, batch.positions, batch.keys, batch.padding, batch.documents, batch.token_types, extra)
+    return Batch(
+        batch.input_ids, labels, batch.positions, batch.keys, batch.padding, batch.documents, batch.token_types, extra,
+        decoder=None if batch.decoder is None else blank(batch.decoder),
+    )  # fmt: skip
 
 
 class TrainingBatches:

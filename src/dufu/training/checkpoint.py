@@ -20,11 +20,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dufu.errors import CheckpointError, NotBuiltError
+from dufu.interchange.files import digest
 from dufu.optim import WholeParameterOptimizer
 from dufu.parallel.parameters import Entry, Piece
 from dufu.parallel.region import Region, copy_overlap
 from dufu.parallel.store import ParameterStore
-from dufu.interchange.files import digest
 
 FORMAT = 1
 WEIGHT, AVERAGE = "weight", "ema"

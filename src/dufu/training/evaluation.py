@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -136,15 +135,14 @@ def scored_pairs(forward: Callable[[Batch], Any], objectives: Iterable[str], bat
     Raises:
         ConfigError: scores and labels do not belong together.
     """
-    hidden = {name: value for name, value in batch.extra.items() if not name.endswith("labels")}
-    scores = forward(replace(batch, labels=None, extra=hidden))
+    scores = forward(batch.without_labels())
     if scores is None:
         return {}
     named: dict[str, Tensor] = scores if isinstance(scores, dict) else {next(iter(objectives)): scores}
     pairs = {}
     for name, value in named.items():
         own = [value for key, value in batch.extra.items() if key.endswith("labels")]
-        only = own[0] if batch.labels is None and len(own) == 1 else batch.labels
+        only = own[0] if batch.scored_labels is None and len(own) == 1 else batch.scored_labels
         labels = batch.extra.get(f"{name}_labels", only)
         if labels is None or value.shape[: labels.dim()] != labels.shape:
             shape = None if labels is None else tuple(labels.shape)

@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 from dufu.config.schema import defaults
 from dufu.data.feed import collate, micro_batches, shares
 from dufu.errors import CheckpointError, DufuError
+from dufu.interchange.files import write_text
 from dufu.models.chain import Batch
 from dufu.parallel.layout import layout_from_config
 from dufu.parallel.process import choose_device, join, leave, settle_threads, world_size
@@ -29,7 +30,6 @@ from dufu.training.batches import blank, to_batch
 from dufu.training.checkpoint import CheckpointReader, load_weights, step_folder
 from dufu.training.effective import effective_config
 from dufu.training.evaluation import metrics_of, reduce_totals
-from dufu.interchange.files import write_text
 from dufu.training.optimizer import build_optimizer, build_schedule
 from dufu.training.precision import LossScaler, precision_from_config
 from dufu.training.saving import CheckpointHook

@@ -17,6 +17,7 @@ from dufu.config.instantiate import instantiate
 from dufu.config.load import LazyConfig
 from dufu.data.feed import Feed
 from dufu.errors import CheckpointError, ConfigError, DufuError
+from dufu.interchange.files import write_text
 from dufu.models.chain import ChainModel
 from dufu.parallel.build import Distributed, distribute
 from dufu.parallel.launch import note_step, speak_for_all
@@ -46,7 +47,6 @@ from dufu.training.company import Company
 from dufu.training.data import build_dataset, complete_model_config, save_tokenizer, tokenizer_from_config
 from dufu.training.effective import effective_config, refuse_unbuilt, seconds
 from dufu.training.evaluation import check_metric_name, evaluate
-from dufu.interchange.files import write_text
 from dufu.training.folder import RunFolder
 from dufu.training.hooks import Hook, build_hooks, named
 from dufu.training.loop import Surroundings, Trainer

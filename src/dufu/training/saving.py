@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dufu.interchange.files import write_text
 from dufu.training.averaging import averages_of
 from dufu.training.checkpoint import checkpoints_in, prune, remove_leftovers, step_folder
-from dufu.interchange.files import write_text
 from dufu.training.hooks import Hook, named
 from dufu.training.reporting import EvaluationHook
 from dufu.training.sink import Sink

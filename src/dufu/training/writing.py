@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from dufu.errors import CheckpointError
+from dufu.interchange.files import digest, sync, write_arrays, write_text
 from dufu.optim import WholeParameterOptimizer
 from dufu.parallel.parameters import Entry
 from dufu.parallel.process import Processes
 from dufu.parallel.region import Region, whole_region
 from dufu.parallel.store import ParameterStore
 from dufu.training.checkpoint import FORMAT, holdings
-from dufu.interchange.files import digest, sync, write_arrays, write_text
 
 
 @dataclass
