@@ -60,7 +60,7 @@ class PatchEmbedding(Described):
         if images.shape[-2:] != (self.img_size, self.img_size):
             height, width = images.shape[-2:]
             raise ConfigError(f"a picture of {height} x {width} pixels; this layer takes {self.img_size} x {self.img_size}")
-        grid = functional.conv2d(images, self.weight, self.bias, stride=self.patch_size)
+        grid = functional.conv2d(images.to(self.weight.dtype), self.weight, self.bias, stride=self.patch_size)
         if not self.flatten:
             return grid
         patches = grid.flatten(2).transpose(1, 2)
