@@ -10,7 +10,7 @@ import typer
 
 
 def command(
-    folder: Annotated[str, typer.Argument(help="A run's folder or a checkpoint.")],
+    folder: Annotated[str, typer.Argument(help="A run's folder, a checkpoint, or a Hugging Face folder.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value settings, such as train.dist.tensor_parallel_size=2.")
     ] = None,
@@ -26,9 +26,9 @@ def command(
         raise ConfigError(f'--split {split}: one of "train", "valid", "test"{nearest(split, ("train", "valid", "test"))}')
     if nproc > 1 and "RANK" not in os.environ:
         from dufu.parallel.launch import launch
-        from dufu.training.load import find_checkpoint
+        from dufu.training.checkpoint import find_weights
 
-        find_checkpoint(folder)
+        find_weights(folder)
         return launch(sys.argv[1:], nproc)
     import json
 

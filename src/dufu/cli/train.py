@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import Annotated
@@ -28,6 +29,12 @@ def command(
     eval_only: Annotated[bool, typer.Option("--eval-only", help="Evaluate the newest checkpoint.")] = False,
     fast_dev_run: Annotated[bool, typer.Option("--fast-dev-run", help="20 steps, evaluation every 10.")] = False,
     allow_change: Annotated[list[str] | None, typer.Option(help="With --resume: a key that may differ.")] = None,
+    allow_missing: Annotated[
+        list[str] | None, typer.Option(help="A pattern of weights that train.load_weight may lack, such as a new head's.")
+    ] = None,
+    allow_unexpected: Annotated[
+        list[str] | None, typer.Option(help="A pattern of weights of train.load_weight that the model may have no place for.")
+    ] = None,
     replay: Annotated[
         str | None, typer.Option(help="Make the step of a RUN/nonfinite/step_N again and say where it stops being finite.")
     ] = None,
@@ -39,6 +46,9 @@ def command(
 
     for package in trust or []:
         trust_package(package)
+    for key, patterns in (("allow_missing", allow_missing), ("allow_unexpected", allow_unexpected)):
+        if patterns:
+            overrides = [*(overrides or []), f"train.{key}={json.dumps(patterns)}"]
     if replay is not None:
         return _replay(replay, [config] if config else [], nproc, nnodes)
     if config is None:

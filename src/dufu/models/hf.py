@@ -23,6 +23,8 @@ HOMES = {
     "gpt2": "dufu.models.gpt2.hf",
     "bert": "dufu.models.bert.hf",
     "llama": "dufu.models.llama.hf",
+    "t5": "dufu.models.t5.hf",
+    "mt5": "dufu.models.t5.hf",
 }
 
 # Fields that every config.json may have and that change no number of the network itself.
@@ -177,6 +179,12 @@ def _family(module: str) -> Family:
     return found
 
 
+def canonical(cls: Any) -> str:
+    """Return the dotted path under which a family knows one of its classes: its package and its name."""
+    package, _, last = cls.__module__.rpartition(".")
+    return f"{package if last in ('model', 'models') else cls.__module__}.{cls.__name__}"
+
+
 def family_of(target: str) -> Family:
     """Return the family that one of our classes belongs to: that of the `hf` module in its package.
 
@@ -221,8 +229,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     return values
 
 
-def describe_folder(folder: Path) -> Described:
+def describe_folder(folder: Path, architecture: str = "") -> Described:
     """Return our model of a Hugging Face folder.
+
+    Args:
+        architecture: the class that it is to be read as, such as BertForSequenceClassification; "" = its own.
 
     Raises:
         CheckpointError: an unknown model_type, or a field that is missing, not built or unknown.
@@ -234,6 +245,8 @@ def describe_folder(folder: Path) -> Described:
             f"{folder / 'config.json'}: model_type={kind!r} is no family of dufu's{nearest(str(kind), list(HOMES))}; "
             f"model=huggingface runs transformers' own class"
         )
+    if architecture:
+        values["architectures"] = [architecture]
     fields = Fields(values, str(folder / "config.json"))
     target, cfg = _family(HOMES[kind]).read(fields)
     fields.done()

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dufu.errors import CheckpointError, NotBuiltError
+from dufu.errors import CheckpointError
 from dufu.interchange.files import digest
+from dufu.interchange.folder import is_folder
+from dufu.interchange.source import WEIGHT, WeightSource, fill_piece, matches, refuse_names
 from dufu.optim import WholeParameterOptimizer
 from dufu.parallel.parameters import Entry, Piece
 from dufu.parallel.region import Region, copy_overlap
 from dufu.parallel.store import ParameterStore
 
 FORMAT = 1
-WEIGHT, AVERAGE = "weight", "ema"
+AVERAGE = "ema"
 _STEP = re.compile(r"^step_(\d+)$")
 
 
@@ -152,15 +154,20 @@ class CheckpointReader:
         Raises:
             CheckpointError: the shapes differ or a part is missing.
         """
-        name, region = piece.info.name, piece.region
+        memory[piece.region.numel :].zero_()
+        self.read(piece.info.name, piece.info.shape, piece.region, memory, kind)
+
+    def read(self, name: str, shape: tuple[int, ...], region: Region, memory: Tensor, kind: str = WEIGHT) -> None:
+        """Fill flat memory with a region of a parameter, or of what the optimizer keeps of it.
+
+        Raises:
+            CheckpointError: the shapes differ or a part is missing.
+        """
         records = self.pieces.get((kind, name))
         if records is None:
             raise CheckpointError(f"{self.folder}: holds no {kind} of {name}")
-        if tuple(records[0]["shape"]) != piece.info.shape:
-            raise CheckpointError(
-                f"{self.folder}: {name} has shape {records[0]['shape']}, the model needs {list(piece.info.shape)}"
-            )
-        memory[region.numel :].zero_()
+        if tuple(records[0]["shape"]) != shape:
+            raise CheckpointError(f"{self.folder}: {name} has shape {records[0]['shape']}, the model needs {list(shape)}")
         copied = 0
         for record in records:
             source = Region.from_json(record["region"])
@@ -169,6 +176,22 @@ class CheckpointReader:
             copied += copy_overlap(memory, region, self._tensor(record).to(memory.device), source)
         if copied != region.numel:
             raise CheckpointError(f"{self.folder}: {kind} of {name} is incomplete ({copied} of {region.numel} elements found)")
+
+    def compare(
+        self, shapes: Mapping[str, tuple[int, ...]], allow_missing: Sequence[str] = (), allow_unexpected: Sequence[str] = ()
+    ) -> set[str]:
+        """See WeightSource."""
+        found = self.names()
+        lacking = {name for name in set(shapes) - found if matches(name, allow_missing)}
+        problems = [f"missing {name}" for name in sorted(set(shapes) - found - lacking)]
+        problems += [f"unexpected {name}" for name in sorted(found - set(shapes)) if not matches(name, allow_unexpected)]
+        problems += [
+            f"{name} is {list(self.shape(name))} instead of {list(shapes[name])}"
+            for name in sorted(found & set(shapes))
+            if self.shape(name) != shapes[name]
+        ]
+        refuse_names(self.folder, problems)
+        return lacking
 
     def fill_named(self, kind: str, name: str, memory: Tensor) -> None:
         """Fill a tensor that is saved whole, of a shape of its own.
@@ -199,40 +222,43 @@ def _apart(a: Region, b: Region) -> bool:
     return one[1] <= two[0] or two[1] <= one[0] or one[3] <= two[2] or two[3] <= one[2]
 
 
-def load_weights(reader: CheckpointReader, store: ParameterStore, averaged: bool = False) -> None:
+def load_weights(
+    source: WeightSource,
+    store: ParameterStore,
+    averaged: bool = False,
+    allow_missing: Sequence[str] = (),
+    allow_unexpected: Sequence[str] = (),
+) -> set[str]:
     """Fill the store's weights.
 
     Args:
         averaged: take the averages of those that were trained.
+        allow_missing: patterns of names that may be missing; they keep their initial weights.
+        allow_unexpected: patterns of names that may be left over.
+
+    Returns:
+        The names that were missing by permission.
 
     Raises:
         CheckpointError: names are missing, unexpected or misshaped (all are listed), or there are no averages.
     """
-    compare_names(reader, store.shapes)
-    if averaged and not reader.has(AVERAGE):
-        raise CheckpointError(f"{reader.folder}: holds no averaged weights; set train.ema.enabled=false")
+    lacking = source.compare(store.shapes, allow_missing, allow_unexpected)
+    reader = source if isinstance(source, CheckpointReader) else None
+    if averaged and (reader is None or not reader.has(AVERAGE)):
+        raise CheckpointError(f"{source.folder}: holds no averaged weights; set train.ema.enabled=false")
     with torch.no_grad():
         for entry in (*store.entries, *store.frozen):
             flat = entry.tensor.detach().reshape(-1)
             for piece in entry.pieces:
-                kind = AVERAGE if averaged and (AVERAGE, piece.info.name) in reader.pieces else WEIGHT
-                reader.fill(kind, piece, flat[piece.start : piece.start + piece.length])
+                memory = flat[piece.start : piece.start + piece.length]
+                if piece.info.name in lacking:
+                    continue
+                if averaged and reader is not None and (AVERAGE, piece.info.name) in reader.pieces:
+                    reader.fill(AVERAGE, piece, memory)
+                else:
+                    fill_piece(source, piece, memory)
     store.publish()
-
-
-def compare_names(reader: CheckpointReader, needed: dict[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointError, listing all differences, when a checkpoint's weights are not the model's."""
-    found = reader.names()
-    problems = [f"missing {name}" for name in sorted(set(needed) - found)]
-    problems += [f"unexpected {name}" for name in sorted(found - set(needed))]
-    problems += [
-        f"{name} is {list(reader.shape(name))} instead of {list(needed[name])}"
-        for name in sorted(found & set(needed))
-        if reader.shape(name) != needed[name]
-    ]
-    if problems:
-        more = f" and {len(problems) - 12} more" if len(problems) > 12 else ""
-        raise CheckpointError(f"{reader.folder} is of another model: {'; '.join(problems[:12])}{more}")
+    return lacking
 
 
 def load_optimizer(reader: CheckpointReader, store: ParameterStore, optimizer: torch.optim.Optimizer) -> None:
@@ -289,9 +315,19 @@ def find_checkpoint(folder: str | Path) -> Path:
     found = latest_checkpoint(path / "checkpoints") or latest_checkpoint(path)
     if found is not None:
         return found
-    if (path / "config.json").is_file():
-        raise NotBuiltError(f"{path}: reading Hugging Face folders is not built yet; give a run's folder or a checkpoint of dufu")
+    if is_folder(path):
+        raise CheckpointError(f"{path}: a Hugging Face folder, not a checkpoint of dufu")
     raise CheckpointError(f"{path}: neither a run's folder nor a checkpoint (no complete checkpoint in {path}/checkpoints)")
+
+
+def find_weights(folder: str | Path) -> Path:
+    """Return the checkpoint that a path names, as `find_checkpoint`, or a Hugging Face folder.
+
+    Raises:
+        CheckpointError: it is neither.
+    """
+    path = Path(folder)
+    return path if is_folder(path) and not (path / "checkpoints").is_dir() else find_checkpoint(path)
 
 
 def prune(folder: Path, keep: int, best: str | None) -> None:

@@ -15,6 +15,7 @@ from dufu.config.load import SUFFIXES, LazyConfig, get_config, recipes_folder
 from dufu.config.overrides import apply_overrides, set_over
 from dufu.config.schema import SECTION_NAMES, SECTIONS, to_dict
 from dufu.errors import ConfigError, NotBuiltError, nearest
+from dufu.training.pretrained import expand_model
 
 FAST_DEV_RUN = ("train.train_iter=20", "train.train_epoch=0", "train.evaluation.eval_period=10", "train.log_period=1")
 
@@ -84,6 +85,7 @@ def effective_config(
     assert isinstance(values, dict)
     for name, value in values.items():
         set_over(config, name, value)
+    overrides = expand_model(config, overrides)
     apply_overrides(config, [*overrides, *(FAST_DEV_RUN if fast_dev_run else ())])
     if data:
         config.dataloader.data = [str(d) for d in data]

@@ -10,13 +10,16 @@ from omegaconf import DictConfig
 
 from dufu.config.schema import defaults
 from dufu.data.tokenizer import TextTokenizer, load_tokenizer
+from dufu.errors import CheckpointError
+from dufu.interchange.folder import is_folder
 from dufu.parallel.build import Distributed
 from dufu.parallel.layout import layout_from_config
 from dufu.parallel.process import Processes, choose_device, join, settle_allocator, settle_threads, world_size
-from dufu.training.checkpoint import CheckpointReader, find_checkpoint, load_weights
+from dufu.training.checkpoint import CheckpointReader, find_weights, load_weights
 from dufu.training.data import tokenizer_from_config
 from dufu.training.effective import effective_config
 from dufu.training.precision import Precision, precision_from_config
+from dufu.training.pretrained import config_of_folder, has_tokenizer, open_weights
 from dufu.training.run import build_model
 
 
@@ -47,35 +50,45 @@ class Loaded:
 
 
 def load(folder: str | Path, overrides: Sequence[str] = (), data: Sequence[str] = ()) -> Loaded:
-    """Load a run's newest checkpoint, or the checkpoint of a folder, in the layout that the overrides and the processes give.
+    """Load a run's newest checkpoint, a checkpoint or a Hugging Face folder, in the layout that the overrides and the processes give.
 
     The run's own layout plays no part: without overrides all processes are data-parallel.
 
     Args:
-        folder: a run's folder or one of its checkpoints.
+        folder: a run's folder, one of its checkpoints, or a Hugging Face folder.
         overrides: `key=value` texts, such as `train.dist.tensor_parallel_size=2`.
         data: files that replace the run's.
 
     Raises:
         DufuError: no complete checkpoint, a damaged one, or an impossible layout.
     """
-    path = find_checkpoint(folder)
+    path = find_weights(folder)
     own = [*defaults("train.dist"), *defaults("train.zero_optimization"), "train.activation_checkpoint.enabled=false"]
-    config = effective_config(path / "config.yaml", [*own, *overrides], data)
+    written = config_of_folder(path) if is_folder(path) else path / "config.yaml"
+    config = effective_config(written, [*own, *overrides], data)
     layout = layout_from_config(config.train, world_size())
     settle_allocator()
     settle_threads(1)
     processes = join(layout, choose_device(config.train.input_placement_device))
-    reader = CheckpointReader(path, verify=processes.is_main)
     precision = precision_from_config(config.train.amp, processes.device)
     distributed = build_model(config, processes, precision, trained=False)
-    load_weights(reader, distributed.store, averaged=config.train.ema.enabled)
+    source = open_weights(path, config.model, distributed.store.shapes, verify=processes.is_main)
+    load_weights(source, distributed.store, averaged=config.train.ema.enabled)
     distributed.model.eval()
-    return Loaded(distributed, _tokenizer(path, config), config, precision, path, int(reader.state["step"]))
+    step = int(source.state["step"]) if isinstance(source, CheckpointReader) else 0
+    return Loaded(distributed, _tokenizer(path, config), config, precision, path, step)
 
 
 def _tokenizer(checkpoint: Path, config: DictConfig) -> TextTokenizer:
-    """Return the tokenizer written into the run's folder, so that the folder can move; otherwise the one that the config names."""
+    """Return the tokenizer written into the run's folder, so that the folder can move; otherwise the one that the config names.
+
+    Raises:
+        CheckpointError: a Hugging Face folder holds none, and the config names none.
+    """
+    if is_folder(checkpoint):
+        if config.tokenization.tokenizer == "bytes" and not has_tokenizer(checkpoint):
+            raise CheckpointError(f"{checkpoint}: holds no tokenizer; give one with tokenization.tokenizer=FILE")
+        return tokenizer_from_config(config)
     for folder in (checkpoint / "tokenizer", checkpoint.parent.parent / "tokenizer"):
         if (folder / "tokenizer.json").is_file():
             return load_tokenizer(folder)

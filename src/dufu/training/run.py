@@ -38,7 +38,7 @@ from dufu.training.batches import TrainingBatches
 from dufu.training.checkpoint import (
     AVERAGE,
     CheckpointReader,
-    find_checkpoint,
+    find_weights,
     latest_checkpoint,
     load_optimizer,
     load_weights,
@@ -53,6 +53,7 @@ from dufu.training.loop import Surroundings, Trainer
 from dufu.training.metrics import build_metrics
 from dufu.training.optimizer import build_optimizer, build_schedule
 from dufu.training.precision import LossScaler, Precision, precision_from_config
+from dufu.training.pretrained import open_weights
 from dufu.training.reporting import EvaluationHook, MetricsHook, PictureHook
 from dufu.training.resuming import compare_configs, inherit_batch, may_change_data, same_optimizer
 from dufu.training.saving import CheckpointHook
@@ -154,6 +155,7 @@ class _Run:
     ) -> None:
         self.config, self.processes, self.allow_change = config, processes, allow_change
         self.stop_after = seconds(config.train.stop_after)
+        self.begun_anew: set[str] = set()  # weights that the first ones' source does not hold
         self.folder = RunFolder(Path(config.train.output_dir), processes, resume, config.train.overwrite)
         self.reader = self.folder.reader
         self.tokenizer = tokenizer_from_config(config)
@@ -182,7 +184,7 @@ class _Run:
         batches = TrainingBatches(feed, self.plan, processes.data.rank, processes.data.size, train.seed, processes.device)
         self._check_evaluation(valid, distributed)
         if self.reader is None and train.load_weight:
-            load_weights(CheckpointReader(find_checkpoint(train.load_weight)), distributed.store)
+            self._first_weights(distributed)
         self.folder.prepare()  # from here on the folder changes: every mistake that can be found has been
         note_step(0)  # what fails from here on begins again with --resume
         sink = Sink(self.folder.path if processes.is_main else None, train.tensorboard)
@@ -199,6 +201,8 @@ class _Run:
                 f"{processes.layout}: {sum(math.prod(i.shape) for i in distributed.infos):,} parameters, {len(dataset):,} samples, "
                 f"global batch {self.plan.global_batch} ({self.plan.micro} × {self.plan.accumulation} a process), {self.precision.level}"
             )
+            if self.begun_anew:
+                sink.say(f"{train.load_weight} does not hold {', '.join(sorted(self.begun_anew))}; they begin anew")
             if train.evaluation.enabled and valid is None:
                 sink.say("the validation split is empty; nothing is evaluated")
             if self._anything_left(trainer, sink):
@@ -207,6 +211,12 @@ class _Run:
             sink.close()
         evaluation = next((h for h in hooks if isinstance(h, EvaluationHook)), None)
         return Outcome(trainer.step, trainer.finished, evaluation.last if evaluation else {}, trainer.signal, self.folder.path)
+
+    def _first_weights(self, distributed: Distributed) -> None:
+        """Take the first weights from where the config says."""
+        train = self.config.train
+        source = open_weights(find_weights(train.load_weight), self.config.model, distributed.store.shapes)
+        self.begun_anew = load_weights(source, distributed.store, False, train.allow_missing, train.allow_unexpected)
 
     def _check_evaluation(self, valid: Any, distributed: Distributed) -> None:
         """Raise where the settings of evaluation, early stopping or averaging cannot be met."""
@@ -313,19 +323,20 @@ def _run_noting_errors(trainer: Trainer, sink: Sink) -> None:
 def _evaluate_only(config: DictConfig, processes: Processes) -> Outcome:
     """Evaluate the run's newest checkpoint, or else the weights that the config names; nothing is written."""
     train, folder = config.train, Path(config.train.output_dir)
-    found = latest_checkpoint(folder / "checkpoints") or find_checkpoint(train.load_weight or folder)
-    reader = CheckpointReader(found, verify=processes.is_main)
+    found = latest_checkpoint(folder / "checkpoints") or find_weights(train.load_weight or folder)
     tokenizer = tokenizer_from_config(config)
     complete_model_config(config, tokenizer)
     precision, metrics = precision_from_config(train.amp, processes.device), build_metrics(train.evaluation.evaluator)
     valid = build_dataset(config, tokenizer, "valid", processes)
     distributed = build_model(config, processes, precision, trained=False)
-    load_weights(reader, distributed.store, averaged=train.ema.enabled)
+    source = open_weights(found, config.model, distributed.store.shapes, verify=processes.is_main)
+    load_weights(source, distributed.store, averaged=train.ema.enabled)
+    state = source.state if isinstance(source, CheckpointReader) else {"step": 0, "finished": False}
     limit = int(train.evaluation.eval_iter) * train.test_micro_batch_size
     values = evaluate(distributed, valid, train.test_micro_batch_size, precision, limit, metrics)
     if processes.is_main:
-        print(f"step {reader.state['step']}  validation: " + "  ".join(f"{k} {v:.6g}" for k, v in values.items()), flush=True)
-    return Outcome(int(reader.state["step"]), bool(reader.state["finished"]), values, None, folder)
+        print(f"step {state['step']}  validation: " + "  ".join(f"{k} {v:.6g}" for k, v in values.items()), flush=True)
+    return Outcome(int(state["step"]), bool(state["finished"]), values, None, folder)
 
 
 def build_model(config: DictConfig, processes: Processes, precision: Precision, trained: bool = True) -> Distributed:

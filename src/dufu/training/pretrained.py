@@ -1,0 +1,129 @@
+"""Models from Hugging Face folders: `model=FOLDER` in a config, and the folder itself where a run's folder may stand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from dufu.config.instantiate import resolve
+from dufu.config.lazy import as_config
+from dufu.errors import CheckpointError, ConfigError
+from dufu.interchange.folder import is_folder, open_folder
+from dufu.interchange.source import ForeignWeights, WeightSource
+from dufu.models.hf import canonical, complete, describe_folder, family_of
+from dufu.training.checkpoint import CheckpointReader
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
+
+
+def folder_of(model: Any) -> tuple[Path, str] | None:
+    """Return the folder that a `model` setting names, and the class that it asks for ("" = the folder's own), or None.
+
+    `FOLDER:BertForSequenceClassification` reads the folder as if its config.json named that class.
+
+    Raises:
+        CheckpointError: what looks like a path leads to no Hugging Face folder.
+    """
+    if not isinstance(model, str):
+        return None
+    path, _, architecture = model.partition(":")
+    if is_folder(Path(path)):
+        return Path(path), architecture
+    if os.sep in model or model.startswith("."):
+        raise CheckpointError(f"model={model}: {path} is no Hugging Face folder, it has no config.json")
+    return None
+
+
+def expand_model(config: DictConfig, overrides: Sequence[str]) -> list[str]:
+    """Put the model that a folder describes in the place of the folder's name; return the overrides that are left.
+
+    The weights, and unless the config names another one the tokenizer, are the folder's too.
+    """
+    left, named = [], config.get("model")
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        written = value.strip().strip("'\"")
+        if key.strip() == "model" and equals and folder_of(written) is not None:
+            named = written
+        else:
+            left.append(text)
+    found = folder_of(named)
+    if found is None:
+        return left
+    folder, architecture = found
+    config.model = as_config(model_of(folder, architecture))
+    if not config.train.load_weight:
+        config.train.load_weight = str(folder)
+    if config.tokenization.tokenizer == "bytes" and has_tokenizer(folder):
+        config.tokenization.tokenizer = str(folder)
+    return left
+
+
+def model_of(folder: Path, architecture: str = "") -> dict[str, Any]:
+    """Return the `model` section of a folder."""
+    described = describe_folder(folder, architecture)
+    return {"_target_": described.target, "cfg": described.cfg}
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Say whether a folder holds a tokenizer that is read here."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def config_of_folder(folder: Path) -> DictConfig:
+    """Return the config under which a folder is evaluated or continues text.
+
+    Raises:
+        CheckpointError: its config.json describes no model of ours.
+    """
+    model = model_of(folder)
+    target = resolve(model["_target_"])
+    dataset = getattr(target, "dataset", "causal_lm" if getattr(target, "causal", False) else None)
+    sections: dict[str, Any] = {"model": model, "train": {"load_weight": str(folder)}}
+    if dataset is not None:
+        sections["dataloader"] = {"dataset": {"_target_": dataset, "sequence_length": None}}
+    if has_tokenizer(folder):
+        sections["tokenization"] = {"tokenizer": str(folder)}
+    return as_config(sections)  # type: ignore[no-any-return]
+
+
+def open_weights(path: Path, model: DictConfig, shapes: Mapping[str, tuple[int, ...]], verify: bool = True) -> WeightSource:
+    """Return the weights of a checkpoint or of a Hugging Face folder.
+
+    Args:
+        path: from `find_weights`.
+        model: the config's `model` section.
+        shapes: of the model's parameters.
+        verify: whether to compare a checkpoint's files with their checksums.
+
+    Raises:
+        CheckpointError: incomplete or damaged.
+        ConfigError: the model has no counterpart in Hugging Face's formats.
+    """
+    if not is_folder(path):
+        return CheckpointReader(path, verify)
+    target, cfg = named_model(model)
+    described = describe_folder(path)
+    if family_of(described.target) is not family_of(target):
+        raise CheckpointError(f"{path} is of another model: it holds a {described.target}, the config has a {target}")
+    return ForeignWeights(open_folder(path), family_of(target).table(target, cfg), shapes)
+
+
+def named_model(model: DictConfig) -> tuple[str, dict[str, Any]]:
+    """Return the dotted path of a `model` section's class and its complete arguments.
+
+    Raises:
+        ConfigError: the section records no call.
+    """
+    if "_target_" not in model:
+        raise ConfigError("the config's model is no recorded call")
+    target = canonical(resolve(model["_target_"]))
+    given = OmegaConf.to_container(model, resolve=True)
+    assert isinstance(given, dict)
+    inner = given.get("cfg")
+    arguments = inner if isinstance(inner, dict) else {name: value for name, value in given.items() if name != "_target_"}
+    return target, complete(target, {str(name): value for name, value in arguments.items()})
