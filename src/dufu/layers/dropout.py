@@ -65,6 +65,14 @@ class Dropout(nn.Module):
             return functional.dropout(x, self.p, True)
         return masked(x, keep_mask(derive(self.stream.own(keys), self.place), x.shape[-1], self.p), keep_scale(self.p))
 
+    def part(self, x: Tensor, keys: Tensor | None, first: int) -> Tensor:
+        """Drop features of which x (…, F) holds those from number `first` on; the keys (…) are of the positions of x."""
+        if not self.training or self.p == 0.0:
+            return x
+        if keys is None:
+            return functional.dropout(x, self.p, True)
+        return masked(x, keep_mask(derive(keys, self.place), x.shape[-1], self.p, first), keep_scale(self.p))
+
     def attention(self, probs: Tensor, keys: Tensor | None, first_head: int) -> Tensor:
         """Drop attention probabilities.
 

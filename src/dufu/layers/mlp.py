@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dufu.errors import ConfigError, nearest
+from dufu.layers.dropout import Dropout
 from dufu.layers.initial import Initial
 from dufu.layers.linear import Linear
 
@@ -36,6 +37,11 @@ def build_activation(name: str | None) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
+def drop_part(x: Tensor, dropout: Dropout | None, keys: Tensor | None, following: Linear) -> Tensor:
+    """Drop some of the inner features, of which a process holds those that the layer after them is split by."""
+    return x if dropout is None else dropout.part(x, keys, following.split.rank * x.shape[-1])
+
+
 class MLP(nn.Module):
     """W₂ act(W₁ x), the inner features divided over tensor-parallel processes.
 
@@ -44,8 +50,9 @@ class MLP(nn.Module):
         activation: a name in `ACTIVATIONS`.
         bias: whether the layers have biases.
         init, output_init: how W₁ and W₂ begin.
+        dropout: on the inner features, before W₂.
 
-    Shapes: (…, hidden_size) → (…, hidden_size).
+    Shapes: (…, hidden_size), and dropout keys (…) → (…, hidden_size).
     """
 
     def __init__(
@@ -56,15 +63,17 @@ class MLP(nn.Module):
         bias: bool = True,
         init: Initial | None = None,
         output_init: Initial | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.activation = build_activation(activation)
         self.expand = Linear(hidden_size, ffn_hidden_size, bias, "col", init)
         self.contract = Linear(ffn_hidden_size, hidden_size, bias, "row", output_init or init)
+        self.dropout = Dropout(dropout) if dropout else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         """Apply the block."""
-        y: Tensor = self.contract(self.activation(self.expand(x)))
+        y: Tensor = self.contract(drop_part(self.activation(self.expand(x)), self.dropout, keys, self.contract))
         return y
 
 
@@ -79,15 +88,17 @@ class GatedMLP(nn.Module):
         bias: bool = False,
         init: Initial | None = None,
         output_init: Initial | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.activation = build_activation(activation)
         sections = (ffn_hidden_size, ffn_hidden_size)
         self.gate_up = Linear(hidden_size, 2 * ffn_hidden_size, bias, "col", init, sections=sections)
         self.contract = Linear(ffn_hidden_size, hidden_size, bias, "row", output_init or init)
+        self.dropout = Dropout(dropout) if dropout else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         """Apply the block."""
         gate, up = self.gate_up(x).chunk(2, -1)
-        y: Tensor = self.contract(self.activation(gate) * up)
+        y: Tensor = self.contract(drop_part(self.activation(gate) * up, self.dropout, keys, self.contract))
         return y

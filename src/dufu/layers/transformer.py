@@ -11,7 +11,7 @@ from dufu.layers.attention import Attention, KeyValueCache
 from dufu.layers.dropout import Dropout, DropPath
 from dufu.layers.initial import Initial
 from dufu.layers.mask import Mask
-from dufu.layers.mlp import MLP
+from dufu.layers.mlp import MLP, GatedMLP
 from dufu.layers.norm import LayerNorm
 from dufu.layers.rotary import Rotation
 from dufu.layers.router import Routing
@@ -146,7 +146,10 @@ class TransformerLayer(nn.Module):
         elif memory is not None:
             raise ConfigError("memory was given to a layer without cross attention; build TransformerLayer(..., is_decoder=True)")
         branch = hidden if self.post_norm else self.mlp_norm(hidden)
-        branch = self.mlp(branch) if routing is None else self.mlp(branch, routing)
+        if routing is not None:
+            branch = self.mlp(branch, routing)
+        else:
+            branch = self.mlp(branch, keys) if isinstance(self.mlp, (MLP, GatedMLP)) else self.mlp(branch)
         if self.mlp_branch_norm is not None:
             branch = self.mlp_branch_norm(branch)
         hidden = hidden + self.mlp_drop_path(self.mlp_dropout(branch, keys), samples)

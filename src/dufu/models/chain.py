@@ -35,6 +35,10 @@ class Batch:
         last_only: score the last position only.
         mask: built once for all layers.
         held: which tokens of its samples this process holds; None = all.
+        decoder: in an encoder-decoder model the decoder's own batch; this one is then the encoder's, and its caches keep what the
+            decoder's layers attend to of it.
+        memory_mask: in the decoder's batch, what it may attend to of the encoder's output.
+        encoded: the caches already hold all that the decoder needs of the encoder, whose units have nothing to do.
     """
 
     input_ids: Tensor
@@ -49,6 +53,9 @@ class Batch:
     last_only: bool = False
     mask: Mask | None = None
     held: Held | None = None
+    decoder: Batch | None = None
+    memory_mask: Mask | None = None
+    encoded: bool = False
 
     @property
     def places(self) -> Tensor | None:
@@ -60,6 +67,22 @@ class Batch:
         """Return the tokens of a whole sample, padding included."""
         return self.input_ids.shape[1] if self.held is None else self.held.total
 
+    @property
+    def scored_labels(self) -> Tensor | None:
+        """Return the labels of what the head scores: in an encoder-decoder model those of the decoder."""
+        return self.labels if self.decoder is None else self.decoder.labels
+
+    @property
+    def is_scored(self) -> bool:
+        """Say whether there are labels of any kind."""
+        own = self.labels is not None or any(name.endswith("labels") for name in self.extra)
+        return own or (self.decoder is not None and self.decoder.is_scored)
+
+    def without_labels(self) -> Batch:
+        """Return the batch without labels of any kind, to which a model answers with scores."""
+        extra = {name: value for name, value in self.extra.items() if not name.endswith("labels")}
+        return replace(self, labels=None, extra=extra, decoder=self.decoder and self.decoder.without_labels())
+
     def to(self, device: torch.device) -> Batch:
         """Return the batch with its tensors on a device."""
         moved: dict[str, Any] = {}
@@ -67,6 +90,8 @@ class Batch:
             value = getattr(self, item.name)
             if isinstance(value, Tensor):
                 moved[item.name] = value.to(device, non_blocking=True)
+            elif isinstance(value, Batch):
+                moved[item.name] = value.to(device)
         moved["extra"] = {k: v.to(device, non_blocking=True) for k, v in self.extra.items()}
         return replace(self, **moved)
 
@@ -106,7 +131,8 @@ class ChainModel(nn.Module):
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return how much each objective scores in a batch, from its labels alone: known before any forward."""
-        return {"tokens": 0 if batch.labels is None else int((batch.labels != IGNORE).sum())}
+        labels = batch.scored_labels
+        return {"tokens": 0 if labels is None else int((labels != IGNORE).sum())}
 
     def units(self) -> dict[str, nn.Module]:
         """Return the units in order, by name. Each is called as `unit(state, batch)` and returns the next state."""
@@ -118,6 +144,10 @@ class ChainModel(nn.Module):
         What it returns it returns again unchanged.
         """
         return batch
+
+    def new_caches(self) -> list[KeyValueCache]:
+        """Return empty caches for generation, one a layer."""
+        return [KeyValueCache() for _ in range(len(self.units()) - 2)]
 
     def finish(self) -> None:
         """Name the dropout places; the last line of a subclass's `__init__`."""

@@ -270,11 +270,13 @@ def _key(batch: Any) -> tuple[Any, ...]:
     shapes: list[Any] = []
     for item in fields(batch):
         value = getattr(batch, item.name)
-        if isinstance(value, Tensor):
+        if isinstance(value, type(batch)):
+            shapes.append((item.name, _key(value)))
+        elif isinstance(value, Tensor):
             shapes.append((item.name, tuple(value.shape)))
         elif isinstance(value, dict):
             shapes += [(name, tuple(v.shape)) for name, v in value.items() if isinstance(v, Tensor)]
-    return (torch.is_grad_enabled(), batch.labels is None, *shapes)
+    return (torch.is_grad_enabled(), batch.labels is None, batch.encoded, *shapes)
 
 
 def chain_of(units: dict[str, nn.Module], stage_of: dict[str, int], mine: list[int]) -> dict[int, list[nn.Module]]:

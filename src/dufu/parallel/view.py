@@ -72,11 +72,16 @@ class BatchView:
             LayoutError: more tokens than the model has positions.
             ConfigError, NotBuiltError: the batch holds something that cannot be cut.
         """
-        scored = batch.labels is not None or any(name.endswith("labels") for name in batch.extra)
-        divided = scored and batch.caches is None
+        divided = batch.is_scored and batch.caches is None
         for seam in self.seams:
             seam.active = divided
-        if not divided or batch.held is not None:
+        if not divided:
+            return batch
+        decoder = None if batch.decoder is None else self._divide(batch.decoder, causal=True)
+        return self._divide(batch if decoder is batch.decoder else replace(batch, decoder=decoder), self.causal)
+
+    def _divide(self, batch: Batch, causal: bool) -> Batch:
+        if batch.held is not None:
             return batch
         length = batch.input_ids.shape[1]
         if self.longest is not None and length > self.longest:
@@ -90,7 +95,7 @@ class BatchView:
         if batch.positions is None:
             batch = replace(batch, positions=torch.arange(length, device=batch.input_ids.device).expand_as(batch.input_ids))
         if padded != length:
-            batch = _padded(batch, padded - length, self.causal)
+            batch = _padded(batch, padded - length, causal)
         return batch if self.context.size == 1 else self._slice(batch)
 
     def _slice(self, batch: Batch) -> Batch:

@@ -36,7 +36,7 @@ class UnequallyScored:
     A layout that takes the mean of its processes' means then differs from one process.
 
     Args:
-        dataset: whose samples have `labels` (T,); other samples stay as they are.
+        dataset: whose samples have `labels` or `decoder_labels` (T,); other samples stay as they are.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -52,14 +52,15 @@ class UnequallyScored:
     def item(self, index: int, epoch: int) -> dict[str, Any]:
         """Return a sample of an epoch."""
         sample = dict(sample_of(self.dataset, index, epoch))
-        labels = sample.get("labels")
+        name = "labels" if "labels" in sample else "decoder_labels"
+        labels = sample.get(name)
         if labels is not None and labels.ndim == 1:
             scored = np.flatnonzero(labels != IGNORE)
             draw = int.from_bytes(hashlib.sha256(f"{index} {epoch}".encode()).digest()[:4], "big")
             kept = 1 + draw % max(1, len(scored))
             labels = labels.copy()
             labels[scored[kept:]] = IGNORE
-            sample["labels"] = labels
+            sample[name] = labels
         return sample
 
 
