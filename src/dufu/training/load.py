@@ -19,7 +19,7 @@ from dufu.training.checkpoint import CheckpointReader, find_weights, load_weight
 from dufu.training.data import tokenizer_from_config
 from dufu.training.effective import effective_config
 from dufu.training.precision import Precision, precision_from_config
-from dufu.training.pretrained import config_of_folder, has_tokenizer, open_weights
+from dufu.training.pretrained import ORIGIN, config_of_folder, end_tokens_of, has_tokenizer, open_weights
 from dufu.training.run import build_model
 
 
@@ -34,6 +34,7 @@ class Loaded:
         precision: of forward passes.
         checkpoint: the folder the weights came from.
         step: updates they have seen.
+        end_tokens: numbers of the tokens that end a text, as the folder that the model began from names them.
     """
 
     distributed: Distributed
@@ -42,6 +43,7 @@ class Loaded:
     precision: Precision
     checkpoint: Path
     step: int
+    end_tokens: tuple[int, ...] = ()
 
     @property
     def processes(self) -> Processes:
@@ -75,11 +77,12 @@ def load(folder: str | Path, overrides: Sequence[str] = (), data: Sequence[str] 
     source = open_weights(path, config.model, distributed.store.shapes, verify=processes.is_main)
     load_weights(source, distributed.store, averaged=config.train.ema.enabled)
     distributed.model.eval()
+    end_tokens = end_tokens_of(path if is_folder(path) else path.parent.parent / ORIGIN)
     step = int(source.state["step"]) if isinstance(source, CheckpointReader) else 0
-    return Loaded(distributed, _tokenizer(path, config), config, precision, path, step)
+    return Loaded(distributed, tokenizer_of(path, config), config, precision, path, step, end_tokens)
 
 
-def _tokenizer(checkpoint: Path, config: DictConfig) -> TextTokenizer:
+def tokenizer_of(checkpoint: Path, config: DictConfig) -> TextTokenizer:
     """Return the tokenizer written into the run's folder, so that the folder can move; otherwise the one that the config names.
 
     Raises:

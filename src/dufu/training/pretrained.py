@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,20 @@ from omegaconf import DictConfig, OmegaConf
 from dufu.config.instantiate import resolve
 from dufu.config.lazy import as_config
 from dufu.errors import CheckpointError, ConfigError
+from dufu.interchange.export import DTYPES
 from dufu.interchange.folder import is_folder, open_folder
 from dufu.interchange.source import ForeignWeights, WeightSource
 from dufu.models.hf import canonical, complete, describe_folder, family_of
 from dufu.training.checkpoint import CheckpointReader
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
+# What a run keeps of the folder it began from, and an export gives on; in the run's folder under ORIGIN.
+KEPT = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja",
+    "preprocessor_config.json",
+)  # fmt: skip
+ORIGIN = "pretrained"
 
 
 def folder_of(model: Any) -> tuple[Path, str] | None:
@@ -72,6 +83,41 @@ def model_of(folder: Path, architecture: str = "") -> dict[str, Any]:
 def has_tokenizer(folder: Path) -> bool:
     """Say whether a folder holds a tokenizer that is read here."""
     return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def keep_origin(folder: Path, run: Path) -> None:
+    """Copy what a run keeps of the Hugging Face folder it begins from into the run's folder."""
+    (run / ORIGIN).mkdir(exist_ok=True)
+    for name in KEPT:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, run / ORIGIN / name)
+
+
+def torch_dtype(folder: Path) -> str:
+    """Return the type of a folder's weights, such as "bfloat16": that of its largest tensor."""
+    tensors = open_folder(folder)
+    largest = max(tensors.names(), key=lambda name: math.prod(tensors.shape(name)))
+    found = str(tensors.dtype(largest)).removeprefix("torch.")
+    return found if found in DTYPES else "float32"
+
+
+def end_tokens_of(folder: Path) -> tuple[int, ...]:
+    """Return the numbers of the tokens that end a text, as a Hugging Face folder (or what a run kept of one) names them; () for none.
+
+    Raises:
+        CheckpointError: a file is not JSON.
+    """
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except (ValueError, AttributeError) as error:
+            raise CheckpointError(f"{path}: not readable as JSON ({error})") from None
+        if found is not None:
+            return tuple(map(int, found)) if isinstance(found, list) else (int(found),)
+    return ()
 
 
 def config_of_folder(folder: Path) -> DictConfig:

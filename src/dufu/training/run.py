@@ -18,6 +18,7 @@ from dufu.config.load import LazyConfig
 from dufu.data.feed import Feed
 from dufu.errors import CheckpointError, ConfigError, DufuError
 from dufu.interchange.files import write_text
+from dufu.interchange.folder import is_folder
 from dufu.models.chain import ChainModel
 from dufu.parallel.build import Distributed, distribute
 from dufu.parallel.launch import note_step, speak_for_all
@@ -53,7 +54,7 @@ from dufu.training.loop import Surroundings, Trainer
 from dufu.training.metrics import build_metrics
 from dufu.training.optimizer import build_optimizer, build_schedule
 from dufu.training.precision import LossScaler, Precision, precision_from_config
-from dufu.training.pretrained import open_weights
+from dufu.training.pretrained import keep_origin, open_weights
 from dufu.training.reporting import EvaluationHook, MetricsHook, PictureHook
 from dufu.training.resuming import compare_configs, inherit_batch, may_change_data, same_optimizer
 from dufu.training.saving import CheckpointHook
@@ -197,6 +198,8 @@ class _Run:
                 with sink.disk():
                     write_text(self.folder.path / "config.yaml", LazyConfig.to_yaml(config))
                     save_tokenizer(self.tokenizer, self.folder.path)
+                    if self.reader is None and train.load_weight and is_folder(Path(train.load_weight)):
+                        keep_origin(Path(train.load_weight), self.folder.path)
             sink.say(
                 f"{processes.layout}: {sum(math.prod(i.shape) for i in distributed.infos):,} parameters, {len(dataset):,} samples, "
                 f"global batch {self.plan.global_batch} ({self.plan.micro} × {self.plan.accumulation} a process), {self.precision.level}"
