@@ -27,7 +27,14 @@ def foreign(classes: int | None = CLASSES, **others: Any) -> Any:
     """Return transformers' model with random weights, none of them zero."""
     from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40, "image_size": 12, "patch_size": 4}
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 40,
+        "image_size": 12,
+        "patch_size": 4,
+    }
     torch.manual_seed(0)
     config = ViTConfig(**sizes, **({} if classes is None else {"num_labels": classes}), **others)
     model = ViTModel(config) if classes is None else ViTForImageClassification(config)
@@ -150,7 +157,9 @@ def test_the_names_of_the_sizes_tell_the_truth() -> None:
     assert seen == set(widths) and "vit_huge_patch14_224" in SIZES
 
 
-@pytest.mark.parametrize(("name", "millions"), [("vit_base_patch16_224", 86.57), ("vit_large_patch16_224", 304.33), ("vit_huge_patch14_224", 632.05)])
+@pytest.mark.parametrize(
+    ("name", "millions"), [("vit_base_patch16_224", 86.57), ("vit_large_patch16_224", 304.33), ("vit_huge_patch14_224", 632.05)]
+)
 def test_published_numbers_of_parameters(name: str, millions: float) -> None:
     with torch.device("meta"):
         model = VisionTransformer(**SIZES[name], num_classes=1000)

@@ -43,7 +43,8 @@ class Concatenated:
         return sample_of(self.parts[number], index - (self._ends[number - 1] if number else 0), epoch)
 
     def __getitem__(self, index: int) -> Any:
-        return self.item(index, 0)
+        number = bisect.bisect_right(self._ends, index)
+        return self.parts[number][index - (self._ends[number - 1] if number else 0)]
 
 
 class Weighted:

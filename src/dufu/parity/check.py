@@ -16,6 +16,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from dufu.config.load import LazyConfig
+from dufu.config.trusted import trust
 from dufu.errors import DufuError
 from dufu.parallel.layout import ParallelLayout
 from dufu.parallel.layout_text import ONE, LayoutText, parse_layout, parse_layouts
@@ -25,6 +26,8 @@ from dufu.parity.diagnosis import explain
 from dufu.parity.made_up import write_made_up_text
 from dufu.parity.recorded_run import ConfigJob, read_job, record_config, verify_job
 from dufu.parity.recording import RankRecord, Recording, assembled
+from dufu.training.data import dataset_class
+from dufu.training.run import call_config
 
 # What a layout may change without changing the mathematics; of other options both sides have the same.
 NEUTRAL = ("train.dist.", "train.zero_optimization.", "train.activation_checkpoint.", "train.num_accumulation_steps",
@@ -163,6 +166,13 @@ class ConfigSubject:
             return
         self.made_up = ("dataloader.weights=null", "dataloader.valid_data=[]", "dataloader.test_data=[]",
                         "dataloader.documents=lines", f"dataloader.cache_dir={self.folder / 'cache'}")  # fmt: skip
+        for package in self.trust:
+            trust(package)
+        settings = call_config(self.name, [*self.batch, *self.overrides, *self.made_up])
+        other = getattr(dataset_class(settings), "write_made_up", None)  # of a dataset whose samples are no text
+        if other is not None:
+            self.data = (str(other(self.folder, settings)),)
+            return
         self.data = (str(self.folder / "made_up.txt"),)
         config, _, plan = read_job(self._job(parse_layout(ONE[0]), True), 1)
         length = config.dataloader.dataset.get("sequence_length", 128) if config.dataloader.get("dataset") else 128

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +83,12 @@ def build_dataset(config: DictConfig, tokenizer: TextTokenizer, split: str, proc
         raise ConfigError(
             f"dataloader.weights={list(loader.weights)}: one for each of the {len(loader.data)} files of dataloader.data"
         )
-    given = {"tokenizer": tokenizer, **_accepted(config)}
+    opens = hasattr(dataset_class(config), "open_source")
+    given = {**({} if opens else {"tokenizer": tokenizer}), **_accepted(config, split)}
     parts = []
-    for source in open_sources(config, tokenizer, files, processes):
+    for source in _sources(config, tokenizer, files, processes):
         first, last = (0, source.document_count) if own else _documents(config, split, source.document_count)
-        if first < last and source.document_start(last) - source.document_start(first) >= 2:
+        if first < last and source.document_start(last) - source.document_start(first) >= getattr(source, "least", 2):
             arguments = {**given, "source": source, "first_document": first, "last_document": last}
             parts.append(_build(loader.dataset, arguments, processes))
         elif split == "train":
@@ -103,6 +104,18 @@ def build_dataset(config: DictConfig, tokenizer: TextTokenizer, split: str, proc
     if split == "train" and loader.weights is not None:
         return Weighted(parts, list(loader.weights))
     return Concatenated(parts)
+
+
+def dataset_class(config: DictConfig) -> Any:
+    """Return the class that a config's dataset is of."""
+    dataset = config.dataloader.dataset
+    return resolve(dataset["_target_"]) if isinstance(dataset, DictConfig) else dataset
+
+
+def _sources(config: DictConfig, tokenizer: TextTokenizer, files: list[Any], processes: Processes) -> Sequence[Any]:
+    """Return what the files hold: pictures or whatever else the dataset opens itself (`open_source`), otherwise tokens."""
+    opener = getattr(dataset_class(config), "open_source", None)
+    return open_sources(config, tokenizer, files, processes) if opener is None else [opener(str(file)) for file in files]
 
 
 def _build(dataset: Any, arguments: dict[str, Any], processes: Processes) -> Any:
@@ -128,16 +141,19 @@ def _documents(config: DictConfig, split: str, count: int) -> tuple[int, int]:
     return bounds[number], bounds[number + 1]
 
 
-def _accepted(config: DictConfig) -> dict[str, Any]:
+def _accepted(config: DictConfig, split: str) -> dict[str, Any]:
     """Return what the rest of the config has to say to the dataset, as far as its signature has a place for it.
 
     Raises:
         ConfigError: Chinese words are to be marked, but the dataset marks no words.
     """
     loader = config.dataloader
-    target = resolve(loader.dataset["_target_"]) if isinstance(loader.dataset, DictConfig) else loader.dataset
+    target = dataset_class(config)
     taken = set(inspect.signature(target).parameters) if callable(target) else set()
-    offered = {"seed": config.train.seed, "chinese_wwm": config.tokenization.chinese_wwm, "cache_dir": loader.cache_dir}
+    offered = {"seed": config.train.seed, "chinese_wwm": config.tokenization.chinese_wwm, "cache_dir": loader.cache_dir,
+               "training": split == "train"}  # fmt: skip
+    cfg = OmegaConf.select(config, "model.cfg") or {}
+    offered |= {name: cfg.get(name) for name in ("extra_ids", "decoder_start_token_id")}  # of an encoder-decoder model
     if config.tokenization.chinese_wwm and "chinese_wwm" not in taken:
         raise ConfigError("tokenization.chinese_wwm=true: dataloader.dataset hides no whole words; set it to false")
     return {name: value for name, value in offered.items() if name in taken and name not in loader.dataset}
@@ -159,6 +175,10 @@ def complete_model_config(config: DictConfig, tokenizer: TextTokenizer) -> None:
             return  # a class whose own arguments say everything
         config.model.cfg = {}
         cfg = config.model.cfg
+    complete = getattr(dataset_class(config), "complete_config", None)
+    if complete is not None:
+        complete(config)
+        return
     if cfg.get("vocab_size") is None:
         cfg.vocab_size = tokenizer.vocab_size
     if cfg.vocab_size < tokenizer.vocab_size:

@@ -54,7 +54,7 @@ def _ratio(value: float, count: float) -> float:
 
 
 def metrics_of(sums: dict[str, float], objectives: dict[str, str]) -> dict[str, float]:
-    """Return loss and accuracies from sums: `correct` over `tokens`, `x_correct` over `x`; NaN where nothing was scored."""
+    """Return loss and accuracies from sums: `correct` over `tokens`, `x_correct` over `x`, `x_correct@k` too; NaN where nothing was scored."""
     out: dict[str, float] = {}
     losses = {name: _ratio(sums[name], sums[by]) for name, by in objectives.items()}
     out["loss"] = sum(losses.values())
@@ -63,6 +63,9 @@ def metrics_of(sums: dict[str, float], objectives: dict[str, str]) -> dict[str, 
     for name, value in sums.items():
         if name == "correct":
             out["accuracy"] = _ratio(value, sums["tokens"])
+        elif "_correct@" in name:
+            what, k = name.split("_correct@")
+            out[f"accuracy@{k}"] = _ratio(value, sums[what])
         elif name.endswith("_correct"):
             what = name.removesuffix("_correct")
             out[f"{what}_accuracy"] = _ratio(value, sums[what])
@@ -72,7 +75,7 @@ def metrics_of(sums: dict[str, float], objectives: dict[str, str]) -> dict[str, 
 def check_metric_name(name: str, objectives: dict[str, str], metrics: Sequence[Metric]) -> None:
     """Raise ConfigError, before any work, when the metric that decides which checkpoint is best is none of those measured."""
     known = ["loss", *objectives, *(["perplexity"] if len(objectives) == 1 else []), *(n for m in metrics for n in m.names())]
-    if name not in known and not name.endswith("accuracy"):  # a model's own accuracies show in its sums only
+    if name not in known and not name.partition("@")[0].endswith("accuracy"):  # a model's own accuracies show in its sums only
         raise ConfigError(f'train.evaluation.eval_metric="{name}" is not measured{nearest(name, [*known, "accuracy"])}')
 
 

@@ -14,7 +14,7 @@ from dufu.config.registry import register_model
 from dufu.errors import ConfigError
 from dufu.layers.dropout import Dropout
 from dufu.layers.head import Pooler
-from dufu.layers.initial import Constant, Described, Initial, Normal
+from dufu.layers.initial import Described, Initial, Normal
 from dufu.layers.linear import Linear
 from dufu.layers.norm import LayerNorm
 from dufu.layers.patch import PatchEmbedding
