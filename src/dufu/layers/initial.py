@@ -62,6 +62,22 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Given:
+    """Values that are known."""
+
+    values: Tensor
+
+    def fill(self, out: Tensor, seed: int, name: str, row: int, col: int) -> None:
+        """See Initial."""
+        matrix = self.values.reshape(self.values.shape[0] if self.values.dim() else 1, -1)
+        out.copy_(matrix[row : row + out.shape[0], col : col + out.shape[1]])
+
+    def draw(self, out: Tensor) -> None:
+        """See Initial."""
+        out.copy_(self.values)
+
+
+@dataclass(frozen=True)
 class ZeroRow:
     """Another rule, but one row is zero: an embedding's padding row.
 
