@@ -10,7 +10,9 @@ import typer
 
 
 def command(
-    folder: Annotated[str, typer.Argument(help="A run's folder, a checkpoint, or a Hugging Face folder.")],
+    folder: Annotated[
+        str, typer.Argument(help="A run's folder, a checkpoint, a Hugging Face folder, or one that dufu export onnx wrote.")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value settings, such as train.dist.tensor_parallel_size=2.")
     ] = None,
@@ -39,9 +41,12 @@ def command(
     if not prompts:
         raise ConfigError("no prompt; give --prompt TEXT or --prompt-file FILE")
     if nproc > 1 and "RANK" not in os.environ:
+        from dufu.onnx import holds_graphs
         from dufu.parallel.launch import launch
         from dufu.training.checkpoint import find_weights
 
+        if holds_graphs(folder):
+            raise ConfigError(f"--nproc {nproc}: an ONNX graph runs in one process; leave --nproc out")
         find_weights(folder)
         return launch(sys.argv[1:], nproc)
     from dufu.generation.pipeline import TextGenerationPipeline

@@ -11,7 +11,7 @@ from traceback import print_exc
 
 import typer
 
-from dufu.cli import check, evaluate, generate, preprocess, show, train
+from dufu.cli import check, evaluate, export, generate, preprocess, show, train
 from dufu.errors import DufuError
 from dufu.parallel.launch import settle_worker, speak_for_all
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 for verb in (train.command, check.command, evaluate.command, generate.command, preprocess.command, show.command):
     app.command(name=getattr(verb, "verb", verb.__name__))(verb)
+app.add_typer(export.app)
 
 # Typer carries its own copy of click, whose base of all usage errors it does not export by name.
 _UsageError: type[Exception] = next(k for k in typer.BadParameter.__mro__ if k.__name__ == "ClickException")  # type: ignore[assignment]

@@ -21,7 +21,7 @@ class Decoding:
     Args:
         max_new_tokens: most tokens after the prompt; None = 64, or as many as the model's positions leave that prompt.
         min_new_tokens: no end token before this many.
-        max_length: most tokens in all; None = the model's positions.
+        max_length: most tokens in all, of an encoder-decoder model those of its decoder; None = the model's positions.
         temperature: scores are divided by it; 0 = greedy.
         top_k: sample among the k likeliest; 0 = all.
         top_p: sample among the likeliest that make up this probability.
@@ -80,7 +80,7 @@ def room(decoding: Decoding, model: ChainModel, length: int) -> int:
 
 
 @dataclass
-class _Rows:
+class Rows:
     """The rows that have not ended, padded on the left to a common width."""
 
     number: Tensor  # (B,) place in the caller's list
@@ -102,9 +102,14 @@ class _Rows:
         first = int(self.real[rows].any(0).int().argmax())
         self.number, self.keys, self.limits = self.number[rows], self.keys[rows], self.limits[rows]
         self.tokens, self.real = self.tokens[rows, first:], self.real[rows, first:]
-        for cache in self.caches or ():
-            if cache.keys is not None and cache.values is not None:
-                cache.keys, cache.values = cache.keys[rows, :, first:], cache.values[rows, :, first:]
+        keep_rows(self.caches, rows, first)
+
+
+def keep_rows(caches: list[KeyValueCache] | None, rows: Tensor, first: int = 0) -> None:
+    """Drop the other rows of caches, and the places before `first`."""
+    for cache in caches or ():
+        if cache.keys is not None and cache.values is not None:
+            cache.keys, cache.values = cache.keys[rows, :, first:], cache.values[rows, :, first:]
 
 
 @torch.no_grad()
@@ -140,15 +145,33 @@ def decode(
     if not prompts:
         return []
     rows = _start(model, prompts, decoding, device, repeats or [0] * len(prompts))
-    ends = torch.tensor(decoding.end_tokens, dtype=torch.int64, device=device)
-    found: list[list[int]] = [[] for _ in prompts]
+    return grow(rows, lambda step: _scores(forward or model, rows, step), decoding, on_token, vocabulary)
+
+
+def grow(
+    rows: Rows,
+    scores_of: Callable[[int], Tensor],
+    decoding: Decoding,
+    on_token: Callable[[list[int]], None] | None,
+    vocabulary: int | None,
+) -> list[list[int]]:
+    """Add a token at a time to rows until all have ended; return the new tokens of each, without the end token.
+
+    Args:
+        rows: at their beginning.
+        scores_of: gives the scores (B, V) after the last tokens of the rows that are left, for a step.
+        decoding, on_token, vocabulary: see decode.
+    """
+    count = len(rows.number)
+    ends = torch.tensor(decoding.end_tokens, dtype=torch.int64, device=rows.tokens.device)
+    found: list[list[int]] = [[] for _ in range(count)]
     for step in range(int(rows.limits.max())):
-        scores = _scores(forward or model, rows, step)
+        scores = scores_of(step)
         if vocabulary is not None:
             scores[:, vocabulary:] = float("-inf")
         chosen = _choose(scores, rows, decoding, step, ends)
         ended = torch.isin(chosen, ends)
-        shown = [-1] * len(prompts)
+        shown = [-1] * count
         for number, token, over in zip(rows.number.tolist(), chosen.tolist(), ended.tolist()):
             if not over:
                 found[number].append(token)
@@ -165,24 +188,24 @@ def decode(
 
 def _start(
     model: ChainModel, prompts: Sequence[Sequence[int]], decoding: Decoding, device: torch.device, repeats: Sequence[int]
-) -> _Rows:
+) -> Rows:
     longest = max(map(len, prompts))
     tokens = torch.zeros(len(prompts), longest, dtype=torch.int64, device=device)
     real = torch.zeros(len(prompts), longest, dtype=torch.bool, device=device)
     for row, prompt in enumerate(prompts):
         tokens[row, longest - len(prompt) :] = torch.tensor(prompt, device=device)
         real[row, longest - len(prompt) :] = True
-    return _Rows(
+    return Rows(
         number=torch.arange(len(prompts), device=device),
         tokens=tokens,
         real=real,
         keys=row_keys(decoding.seed, prompts, repeats, device),
         limits=torch.tensor([room(decoding, model, len(prompt)) for prompt in prompts], device=device),
-        caches=[KeyValueCache() for _ in range(len(model.units()) - 2)] if decoding.use_cache else None,
+        caches=model.new_caches() if decoding.use_cache else None,
     )
 
 
-def _scores(forward: Callable[[Batch], Tensor], rows: _Rows, step: int) -> Tensor:
+def _scores(forward: Callable[[Batch], Tensor], rows: Rows, step: int) -> Tensor:
     """Return the scores after the last token: (B, V) float32."""
     positions = (rows.real.long().cumsum(1) - 1).clamp(min=0)
     new = 1 if rows.caches is not None and step > 0 else rows.tokens.shape[1]
@@ -192,7 +215,7 @@ def _scores(forward: Callable[[Batch], Tensor], rows: _Rows, step: int) -> Tenso
     return scores[:, -1].float()
 
 
-def _choose(scores: Tensor, rows: _Rows, decoding: Decoding, step: int, ends: Tensor) -> Tensor:
+def _choose(scores: Tensor, rows: Rows, decoding: Decoding, step: int, ends: Tensor) -> Tensor:
     """Return the next token of each row."""
     scores = penalise_repetition(scores, rows.tokens, rows.real, decoding.repetition_penalty)
     if step < decoding.min_new_tokens and len(ends):

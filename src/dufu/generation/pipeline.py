@@ -11,6 +11,7 @@ import numpy as np
 
 from dufu.errors import ConfigError, nearest
 from dufu.generation.decoding import Decoding, decode, room
+from dufu.onnx import LoadedOnnx, holds_graphs, load_onnx
 from dufu.training.load import Loaded, load
 
 
@@ -39,11 +40,16 @@ class TextGenerationPipeline:
     """
 
     def __init__(self, folder: str | Path | Loaded, overrides: Sequence[str] = (), batch_size: int = 16) -> None:
-        self.loaded = folder if isinstance(folder, Loaded) else load(folder, overrides)
-        model = self.loaded.distributed.model
+        self.loaded: Loaded | LoadedOnnx
+        if isinstance(folder, Loaded):
+            self.loaded = folder
+        else:
+            self.loaded = load_onnx(folder, overrides) if holds_graphs(folder) else load(folder, overrides)
+        model: Any = self.loaded.model if isinstance(self.loaded, LoadedOnnx) else self.loaded.distributed.model
         if not getattr(model, "causal", False):
             raise ConfigError(f"{type(model).__name__} is no causal model, it does not continue text; train one such as gpt2")
-        self.batch_size = batch_size
+        self.model, self.batch_size = model, batch_size
+        self._forward = None if isinstance(self.loaded, LoadedOnnx) else self.loaded.distributed.runner.forward_everywhere
 
     def __call__(
         self, prompts: str | Sequence[str], on_text: Callable[[str], None] | None = None, **settings: Any
@@ -53,7 +59,8 @@ class TextGenerationPipeline:
         Args:
             prompts: one text or several.
             on_text: called with each new piece of text, for a single prompt.
-            settings: fields of `Decoding`; without `end_tokens` the tokenizer's end-of-document token ends a row.
+            settings: fields of `Decoding`; without `end_tokens` those that the model's Hugging Face folder names end a
+                row, or else the tokenizer's end-of-document token.
         """
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         decoding = self.decoding(**settings)
@@ -71,14 +78,14 @@ class TextGenerationPipeline:
         for start in range(0, len(order), self.batch_size):
             chosen = order[start : start + self.batch_size]
             rows = decode(
-                self.loaded.distributed.model,
+                self.model,
                 [encoded[i] for i in chosen],
                 decoding,
                 self.loaded.processes.device,
                 on_token=stream,
                 repeats=[repeats[i] for i in chosen],
                 vocabulary=tokenizer.vocab_size,
-                forward=self.loaded.distributed.runner.forward_everywhere,
+                forward=self._forward,
             )
             found.update(zip(chosen, rows))
         for part in data.objects(found):
@@ -90,7 +97,7 @@ class TextGenerationPipeline:
         decoding = self.decoding(**settings)
         for text, ids in zip(prompts, self._encode(prompts)):
             try:
-                room(decoding, self.loaded.distributed.model, len(ids))
+                room(decoding, self.model, len(ids))
             except ConfigError as error:
                 raise ConfigError(f"prompt {text!r}: {error}") from None
 
@@ -112,6 +119,8 @@ class TextGenerationPipeline:
         for token in decoding.end_tokens:
             if not 0 <= token < size:
                 raise ConfigError(f"end_tokens={token}: the tokenizer's tokens are 0 to {size - 1}")
+        if not decoding.end_tokens and self.loaded.end_tokens:
+            decoding = replace(decoding, end_tokens=tuple(token for token in self.loaded.end_tokens if token < size))
         if not decoding.end_tokens and self.loaded.tokenizer.has("eod"):
             decoding = replace(decoding, end_tokens=(self.loaded.tokenizer.eod,))
         return decoding

@@ -77,8 +77,7 @@ def export_folder(source: str | Path, out: str | Path, dtype: str | None = None,
     tokenizer = None if foreign else tokenizer_of(path, config)
     with OutFolder(Path(out)) as folder:
         size = write_weights(folder, table, shapes, _within_range(weights, config, chosen), chosen, largest)
-        kept = _original_fields(origin, str(fields["model_type"]))
-        written = {**kept, **fields, "dtype": chosen, "torch_dtype": chosen, **_special_tokens(kept, tokenizer)}
+        written = config_fields(fields, origin, chosen, tokenizer)
         write_json(folder / "config.json", written)
         for name in KEPT:
             if name != "config.json" and (origin / name).is_file():
@@ -86,10 +85,18 @@ def export_folder(source: str | Path, out: str | Path, dtype: str | None = None,
         if tokenizer is not None and not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
             tokenizer.save(folder)
         if not (folder / "generation_config.json").is_file() and _generates(written):
-            ids = {name: written[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in written}
+            ids: dict[str, Any] = {
+                name: written[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in written
+            }
             write_json(folder / "generation_config.json", ids)
     step = int(weights.state["step"]) if isinstance(weights, CheckpointReader) else 0
     return Exported(Path(out), size, chosen, step)
+
+
+def config_fields(fields: dict[str, Any], origin: Path, dtype: str, tokenizer: TextTokenizer | None) -> dict[str, Any]:
+    """Return a whole config.json: what the model's family writes, over what the model's original folder had beside it."""
+    kept = _original_fields(origin, str(fields["model_type"]))
+    return {**kept, **fields, "dtype": dtype, "torch_dtype": dtype, **_special_tokens(kept, tokenizer)}
 
 
 def _generates(fields: dict[str, Any]) -> bool:

@@ -1,0 +1,159 @@
+"""`dufu export onnx`: a trained model as ONNX graphs that other programs run, and `dufu generate` runs without PyTorch's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dufu.errors import ConfigError, NotBuiltError
+from dufu.interchange.export import OutFolder, write_json
+from dufu.interchange.files import sync
+from dufu.interchange.folder import is_folder
+from dufu.models.hf import family_of
+from dufu.onnx.compare import Compared, compare
+from dufu.onnx.decoder import DecoderGraph
+from dufu.onnx.encoder import EncoderGraph
+from dufu.onnx.facts import Facts
+from dufu.onnx.graph import Graph
+from dufu.onnx.session import Session, require
+from dufu.onnx.write import EXTERNAL_ABOVE, FIRST_OPSET, check_settings, write_graph
+from dufu.training.checkpoint import find_weights
+from dufu.training.effective import effective_config
+from dufu.training.export_hf import config_fields
+from dufu.training.load import Loaded, load
+from dufu.training.pretrained import ORIGIN, config_of_folder, named_model
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How models of one kind become graphs.
+
+    Args:
+        name: as in Facts.
+        graphs: makes them, in the order in which they are called.
+        facts: what Facts has to say beside.
+    """
+
+    name: str
+    graphs: Callable[[Any], list[Graph]]
+    facts: Callable[[list[Any]], dict[str, Any]]
+
+
+def _decoder_facts(graphs: list[DecoderGraph]) -> dict[str, Any]:
+    graph = graphs[0]
+    return {"vocab_size": graph.vocabulary, "max_seq_length": graph.longest, "caches": [list(shape) for shape in graph.shapes]}
+
+
+def _encoder_facts(graphs: list[EncoderGraph]) -> dict[str, Any]:
+    return {"vocab_size": graphs[0].vocabulary, "max_seq_length": graphs[0].longest}
+
+
+DECODER = Kind("decoder", lambda model: [DecoderGraph(model)], _decoder_facts)
+ENCODER = Kind("encoder", lambda model: [EncoderGraph(model)], _encoder_facts)
+
+KINDS = {
+    "dufu.models.gpt2.GPT2": DECODER,
+    "dufu.models.llama.Llama": DECODER,
+    "dufu.models.bert.Bert": ENCODER,
+    "dufu.models.bert.BertClassifier": ENCODER,
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Args:
+        files: paths of graphs and their data.
+        compared: of each graph with PyTorch; empty where nothing was checked.
+    """
+
+    files: list[Path]
+    compared: list[Compared]
+
+
+def kind_of(target: str, cfg: Mapping[str, Any]) -> Kind:
+    """Return how a model becomes graphs.
+
+    Args:
+        target: dotted path of its class.
+        cfg: its arguments.
+
+    Raises:
+        NotBuiltError: it does not.
+    """
+    name = target.rpartition(".")[2]
+    if target not in KINDS:
+        built = ", ".join(known.rpartition(".")[2] for known in KINDS)
+        raise NotBuiltError(f"{name}: exporting it to ONNX is not built; {built} are")
+    if cfg.get("num_experts"):
+        raise NotBuiltError(f"{name} with num_experts={cfg['num_experts']}: exporting mixtures of experts to ONNX is not built")
+    return KINDS[target]
+
+
+def export_onnx(
+    folder: str | Path,
+    out: str | Path,
+    opset: int = FIRST_OPSET,
+    external_above: int = EXTERNAL_ABOVE,
+    check: bool = True,
+) -> Exported:
+    """Write a model as ONNX graphs, compared with PyTorch before they appear at `out`.
+
+    Args:
+        folder: a run's folder, a checkpoint or a Hugging Face folder.
+        out: a folder that does not exist yet, or is empty.
+        opset: version of the operator set.
+        external_above: with more bytes of weights than this they lie in a file beside the graph.
+        check: whether onnxruntime's numbers are compared with PyTorch's.
+
+    Raises:
+        ConfigError: a setting that cannot be, `out` holds something, or the extra is not installed.
+        NotBuiltError: the model cannot be exported.
+        DufuError: the graph's numbers are not PyTorch's.
+    """
+    check_settings(opset, external_above)
+    require("onnx", "onnxscript", *(["onnxruntime"] if check else []))
+    if Path(folder).resolve() == Path(out).resolve():
+        raise ConfigError(f"{out}: is the model's own folder; give another")
+    path = find_weights(folder)
+    config = effective_config(config_of_folder(path) if is_folder(path) else path / "config.yaml")
+    target, cfg = named_model(config.model)
+    kind = kind_of(target, cfg)
+    place = OutFolder(Path(out))
+    with place as part:
+        loaded = load(folder, ["train.amp.enabled=false", "graph.enabled=false"])
+        exported = _write(loaded, kind, target, cfg, part, opset, external_above, check)
+    return Exported([place.path / file.name for file in exported.files], exported.compared)
+
+
+def _write(
+    loaded: Loaded, kind: Kind, target: str, cfg: dict[str, Any], folder: Path, opset: int, external_above: int, check: bool
+) -> Exported:
+    graphs = kind.graphs(loaded.distributed.model)
+    files: list[Path] = []
+    compared: list[Compared] = []
+    for graph in graphs:
+        files += write_graph(graph, folder, opset, external_above)
+        if check:
+            compared.append(compare(graph, Session(folder / graph.file)))
+    ends = list(loaded.end_tokens)
+    Facts(kind.name, target, [g.file for g in graphs], end_tokens=ends, opset=opset, **kind.facts(graphs)).write(folder)
+    loaded.tokenizer.save(folder)
+    _write_config(loaded, target, cfg, folder)
+    for path in folder.iterdir():
+        sync(path)
+    return Exported(files, compared)
+
+
+def _write_config(loaded: Loaded, target: str, cfg: dict[str, Any], folder: Path) -> None:
+    """Write the config.json by which other tools know the model, where there is one for it; dufu does not need it."""
+    try:
+        fields = family_of(target).write(target, cfg)
+    except ConfigError:
+        return
+    path = loaded.checkpoint
+    origin = path if is_folder(path) else path.parent.parent / ORIGIN
+    write_json(folder / "config.json", config_fields(fields, origin, "float32", loaded.tokenizer))

@@ -1,0 +1,142 @@
+"""An exported folder: whole or absent, movable, and text from it alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dufu.cli.main import run as dufu
+from dufu.errors import CheckpointError, ConfigError
+from dufu.generation import TextGenerationPipeline
+from dufu.onnx import export_onnx
+from dufu.training.run import train
+from tests.small import TINY
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+PROMPTS = ["The ", "A class definition", "x", "Names refer to", "The "]
+SETTINGS: list[dict[str, Any]] = [
+    {"max_new_tokens": 6},
+    {"max_new_tokens": 6, "use_cache": False},
+    {"max_new_tokens": 6, "temperature": 1.0, "top_k": 60, "top_p": 0.95, "repetition_penalty": 1.2, "seed": 3},
+]
+# Wide initial weights, so that different prompts get different texts.
+MODEL = [*TINY, "model.cfg.initializer_range=0.4", "optim.lr=0.0001", "train.train_iter=1"]
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("onnx") / "run"
+    train("gpt2_tiny", [*MODEL, f"train.output_dir={folder}"], data=[str(corpus)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("onnx") / "deep" / "out"
+    found = export_onnx(trained, out, external_above=50_000)
+    assert [path.name for path in found.files] == ["model.onnx", "model.onnx_data"]
+    assert not list(out.parent.glob(".*"))
+    return out
+
+
+@pytest.fixture
+def copy(exported: Path, tmp_path: Path) -> Path:
+    shutil.copytree(exported, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert dufu(arguments) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_the_same_text_by_onnxruntime_alone_after_moving(trained: Path, exported: Path, tmp_path: Path) -> None:
+    """B151: the weights lie beside the graph, found by a relative path; nothing of the run is needed."""
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(exported, tmp_path / "other" / "place")
+    shutil.move(tmp_path / "other" / "place", moved)
+    for file in ("model.onnx", "model.onnx_data"):
+        assert (moved / file).stat().st_size > 10_000
+    expected = TextGenerationPipeline(trained)
+    alone = TextGenerationPipeline(moved)
+    assert not list(alone.model.parameters())
+    for settings in SETTINGS:
+        right = expected(PROMPTS, **settings)
+        assert alone(PROMPTS, **settings) == right
+        assert len({tuple(each.tokens) for each in right}) >= 4
+
+
+def test_command_line(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    out.mkdir()  # an empty folder may be there
+    assert dufu(["export", "onnx", str(trained), str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "model.onnx" in said and "onnxruntime equals PyTorch in" in said
+    assert sorted(path.name for path in out.iterdir()) == [
+        "dufu_onnx.json",
+        "model.onnx",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    texts = []
+    for folder in (trained, out):
+        assert (
+            dufu(["generate", str(folder), "--prompt", "The ", "--max-new-tokens", "5", "--temperature", "1", "--seed", "4"]) == 0
+        )
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    content = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert "exists already" in error_of(["export", "onnx", str(trained), str(out)], capsys)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == content
+
+
+def test_what_an_exported_folder_cannot_do(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generate = ["generate", str(exported), "--prompt", "x"]
+    assert "has no such settings" in error_of([*generate, "train.dist.tensor_parallel_size=2"], capsys)
+    assert "one process" in error_of([*generate, "--nproc", "2"], capsys)
+
+
+@pytest.mark.parametrize("damage", ["cut graph", "no graph", "cut data", "no data", "facts", "other model", "path"])
+def test_damage_is_one_line(copy: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json.loads((copy / "dufu_onnx.json").read_text())
+    if damage in ("cut graph", "cut data"):
+        path = copy / ("model.onnx" if damage == "cut graph" else "model.onnx_data")
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif damage in ("no graph", "no data"):
+        (copy / ("model.onnx" if damage == "no graph" else "model.onnx_data")).unlink()
+    elif damage == "facts":
+        (copy / "dufu_onnx.json").write_text('{"kind": 3}')
+    elif damage == "other model":
+        (copy / "dufu_onnx.json").write_text(json.dumps({**facts, "caches": [[4, 8]]}))
+    else:
+        (copy / "dufu_onnx.json").write_text(json.dumps({**facts, "graphs": ["../model.onnx"]}))
+    with pytest.raises(CheckpointError, match=r"damaged|missing|different models"):
+        TextGenerationPipeline(copy)
+    assert "Traceback" not in error_of(["generate", str(copy), "--prompt", "x"], capsys)
+
+
+def test_a_graph_that_differs_leaves_nothing(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dufu.onnx.compare.TOLERANCE", 0.0)
+    with pytest.raises(Exception, match="differs from PyTorch"):
+        export_onnx(trained, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_extra(exported: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("onnxruntime", "onnxscript"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=r"pip install 'dufu\[onnx\]'"):
+        export_onnx(trained, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"pip install 'dufu\[onnx\]'"):
+        TextGenerationPipeline(exported)
+    assert not list(tmp_path.iterdir())
