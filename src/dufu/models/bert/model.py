@@ -2,203 +2,53 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
-from torch import Tensor, nn
-
 from dufu.config.configurable import configurable
 from dufu.config.registry import register_model
-from dufu.errors import ConfigError
-from dufu.layers.dropout import Dropout
-from dufu.layers.embedding import Embedding, VocabEmbedding
-from dufu.layers.head import LMLogits, Pooler
 from dufu.layers.initial import Normal
-from dufu.layers.linear import Linear
-from dufu.layers.loss import IGNORE, cross_entropy_sum, divided_argmax
-from dufu.layers.mlp import build_activation
-from dufu.layers.norm import LayerNorm
-from dufu.layers.position import LearnedPositionalEmbedding
-from dufu.models.chain import Batch, ChainModel, Sums, TransformerUnit
+from dufu.layers.loss import IGNORE
+from dufu.models.bert.encoder import EncoderChain
+from dufu.models.bert.heads import BertHead, ClassifierHead, FeaturesHead, sentence_labels
+from dufu.models.chain import Batch
 
 
-class BertEmbedding(nn.Module):
-    """Word plus position plus segment, norm (in the post-norm order), dropout: ids (B, T) → (B, T, H)."""
+class PretrainingChain(EncoderChain):
+    """An encoder with masked words and perhaps sentence pairs as objectives; a subclass sets `head`, a BertHead."""
 
-    def __init__(
-        self, vocab_size: int, hidden_size: int, length: int, segments: int, dropout: float, epsilon: float | None, init: Normal
-    ) -> None:
-        super().__init__()
-        self.word = VocabEmbedding(vocab_size, hidden_size, init=init)
-        self.position = LearnedPositionalEmbedding(length, hidden_size, init=init)
-        self.token_type = Embedding(segments, hidden_size, init=init) if segments else None
-        self.norm = LayerNorm(hidden_size, epsilon) if epsilon is not None else None
-        self.dropout = Dropout(dropout)
+    head: BertHead
 
-    def forward(self, state: None, batch: Batch) -> Tensor:
-        """Embed the batch's tokens; without token types all are of segment 0."""
-        hidden = self.word(batch.input_ids) + self.position(batch.positions)
-        if self.token_type is not None:
-            types = torch.zeros_like(batch.input_ids) if batch.token_types is None else batch.token_types
-            hidden = hidden + self.token_type(types)
-        if self.norm is not None:
-            hidden = self.norm(hidden)
-        embedded: Tensor = self.dropout(hidden, batch.keys)
-        return embedded
+    def set_objectives(self) -> None:
+        """Say what is trained."""
+        self.objectives = {"lm_loss": "tokens"}
+        if self.head.sentence is not None:
+            self.objectives["sentence_loss"] = "sentences"
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """See ChainModel."""
+        found = super().counts(batch)
+        if "sentence_loss" in self.objectives:
+            found["sentences"] = int((sentence_labels(batch) != IGNORE).sum())
+        return found
 
 
-class BertHead(nn.Module):
-    """Scores of the masked words against the word embedding, and of the sentence pair from the first token."""
+class ClassifierChain(EncoderChain):
+    """An encoder with a classifier on the first token; a subclass sets `head`, a ClassifierHead."""
 
-    def __init__(
-        self,
-        word: VocabEmbedding,
-        vocab_size: int,
-        hidden_size: int,
-        epsilon: float,
-        activation: str,
-        pre_norm: bool,
-        sentence_objective: bool,
-        init: Normal,
-    ) -> None:
-        super().__init__()
-        self.norm = LayerNorm(hidden_size, epsilon) if pre_norm else None
-        self.transform = Linear(hidden_size, hidden_size, init=init)
-        self.activation = build_activation(activation)
-        self.transform_norm = LayerNorm(hidden_size, epsilon)
-        self.word = word
-        self.logits = LMLogits(vocab_size, bias=True)
-        self.pooler = Pooler(hidden_size, init=init) if sentence_objective else None
-        self.sentence = Linear(hidden_size, 2, init=init) if sentence_objective else None
+    objectives: dict[str, str] = {"loss": "sentences"}  # noqa: RUF012 - as in ChainModel
 
-    def _word_scores(self, hidden: Tensor) -> Tensor:
-        scores: Tensor = self.logits(self.transform_norm(self.activation(self.transform(hidden))), self.word.weight)
-        return scores
-
-    def forward(self, state: Tensor, batch: Batch) -> Tensor | Sums:
-        """Sums of the objectives when there are labels, otherwise the word scores (B, T, V)."""
-        if self.norm is not None:
-            state = self.norm(state)
-        if batch.labels is None:
-            return self.logits.whole(self._word_scores(state))
-        scored = batch.labels != IGNORE
-        labels = batch.labels[scored]
-        # Few positions are scored: the product with the vocabulary is made for those alone.
-        scores = self._word_scores(state[scored])
-        vocab, split = self.logits.vocab_size, self.logits.split
-        sums: Sums = {
-            "lm_loss": cross_entropy_sum(scores, labels, split=split, vocab_size=vocab),
-            "tokens": scored.sum(),
-            "correct": (divided_argmax(scores.detach(), split, vocab) == labels).sum(),
-        }
-        if self.pooler is not None and self.sentence is not None:
-            pair = _sentence_labels(batch)
-            judged = self.sentence(self.pooler(state))
-            sums["sentence_loss"] = cross_entropy_sum(judged, pair)
-            sums["sentences"] = (pair != IGNORE).sum()
-            sums["sentences_correct"] = ((judged.detach().argmax(-1) == pair) & (pair != IGNORE)).sum()
-        return sums
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """See ChainModel."""
+        labels = batch.extra.get("sentence_labels")
+        return {"sentences": 0 if labels is None else int((labels != IGNORE).sum())}
 
 
-class ClassifierHead(nn.Module):
-    """Scores of classes, or one number, from the first token."""
+class FeaturesChain(EncoderChain):
+    """An encoder that gives its hidden states; there is nothing to train it by."""
 
-    def __init__(self, hidden_size: int, num_labels: int, epsilon: float, dropout: float, pre_norm: bool, init: Normal) -> None:
-        super().__init__()
-        self.num_labels = num_labels
-        self.norm = LayerNorm(hidden_size, epsilon) if pre_norm else None
-        self.pooler = Pooler(hidden_size, init=init)
-        self.dropout = Dropout(dropout)
-        self.classes = Linear(hidden_size, num_labels, init=init)
-
-    def forward(self, state: Tensor, batch: Batch) -> Tensor | Sums:
-        """Sums when the batch has sentence labels, otherwise the scores (B, num_labels)."""
-        if self.norm is not None:
-            state = self.norm(state)
-        pooled = self.pooler(state)
-        scores: Tensor = self.classes(self.dropout(pooled, None if batch.keys is None else batch.keys[:, 0]))
-        if "sentence_labels" not in batch.extra:
-            return scores
-        labels = batch.extra["sentence_labels"]
-        scored = labels != IGNORE
-        tokens = scored.sum() * batch.length if batch.padding is None else (batch.padding.bool() & scored[:, None]).sum()
-        sums: Sums = {"sentences": scored.sum(), "tokens": tokens}
-        if self.num_labels == 1:
-            error = (scores[:, 0].float() - labels.float()).masked_fill(~scored, 0.0)
-            return {"loss": error.square().sum(), **sums}
-        right = ((scores.detach().argmax(-1) == labels) & scored).sum()
-        return {"loss": cross_entropy_sum(scores, labels), **sums, "sentences_correct": right}
-
-
-def _sentence_labels(batch: Batch) -> Tensor:
-    if "sentence_labels" not in batch.extra:
-        raise ConfigError(
-            "model.cfg.sentence_objective=true, but the samples have no sentence_labels; set it to false, or let the dataset make them"
-        )
-    return batch.extra["sentence_labels"]
-
-
-class _BertChain(ChainModel):
-    """What BERT's models share: the embedding and the layers."""
-
-    causal = False
-    embedding: BertEmbedding
-    layers: nn.ModuleList
-    head: nn.Module
-
-    def _build_encoder(
-        self,
-        vocab_size: int | None,
-        hidden_layers: int,
-        hidden_size: int,
-        ffn_hidden_size: int | None,
-        num_attention_heads: int,
-        max_seq_length: int,
-        num_tokentypes: int,
-        embedding_dropout_prob: float,
-        attention_dropout_prob: float,
-        output_dropout_prob: float,
-        layernorm_epsilon: float,
-        init: Normal,
-        use_scaled_init_for_output_weights: bool,
-        activation: str,
-        post_norm: bool,
-    ) -> int:
-        """Make the embedding and the layers; return the vocabulary's size."""
-        if vocab_size is None:
-            raise ConfigError("model.cfg.vocab_size is not set and there is no tokenizer to take it from")
-        output = Normal(init.std / math.sqrt(2 * hidden_layers)) if use_scaled_init_for_output_weights else init
-        self.vocab_size, self.max_seq_length, self.hidden_layers = vocab_size, max_seq_length, hidden_layers
-        epsilon = layernorm_epsilon if post_norm else None
-        self.embedding = BertEmbedding(
-            vocab_size, hidden_size, max_seq_length, num_tokentypes, embedding_dropout_prob, epsilon, init
-        )
-        self.layers = nn.ModuleList(
-            TransformerUnit(
-                index,
-                hidden_size=hidden_size,
-                ffn_hidden_size=ffn_hidden_size or 4 * hidden_size,
-                num_attention_heads=num_attention_heads,
-                attention_dropout_prob=attention_dropout_prob,
-                output_dropout_prob=output_dropout_prob,
-                layernorm_epsilon=layernorm_epsilon,
-                activation=activation,
-                post_norm=post_norm,
-                init=init,
-                output_init=output,
-            )
-            for index in range(hidden_layers)
-        )
-        return vocab_size
-
-    def units(self) -> dict[str, nn.Module]:
-        """Return embedding, layers and head by name."""
-        layers = {f"layers.{i}": layer for i, layer in enumerate(self.layers)}
-        return {"embedding": self.embedding, **layers, "head": self.head}
+    objectives: dict[str, str] = {}  # noqa: RUF012 - as in ChainModel
 
 
 @register_model("bert")
-class Bert(_BertChain):
+class Bert(PretrainingChain):
     """BERT for pre-training: masked words, and with `sentence_objective` a judgement of the sentence pair (order, or next sentence).
 
     A batch's `extra["sentence_labels"]` (B,) holds the pair's label, 0 or 1, and -100 where none is scored.
@@ -243,31 +93,33 @@ class Bert(_BertChain):
         sentence_objective: bool = True,
     ) -> None:
         super().__init__()
-        init = Normal(initializer_range)
-        words = self._build_encoder(
-            vocab_size, hidden_layers, hidden_size, ffn_hidden_size, num_attention_heads, max_seq_length, num_tokentypes,
-            embedding_dropout_prob, attention_dropout_prob, output_dropout_prob, layernorm_epsilon, init,
-            use_scaled_init_for_output_weights, activation, apply_residual_post_layernorm,
-        )  # fmt: skip
+        words, init = self.build_encoder(
+            vocab_size=vocab_size,
+            hidden_layers=hidden_layers,
+            hidden_size=hidden_size,
+            ffn_hidden_size=ffn_hidden_size,
+            num_attention_heads=num_attention_heads,
+            max_seq_length=max_seq_length,
+            num_tokentypes=num_tokentypes,
+            embedding_dropout_prob=embedding_dropout_prob,
+            attention_dropout_prob=attention_dropout_prob,
+            output_dropout_prob=output_dropout_prob,
+            layernorm_epsilon=layernorm_epsilon,
+            initializer_range=initializer_range,
+            use_scaled_init_for_output_weights=use_scaled_init_for_output_weights,
+            activation=activation,
+            apply_residual_post_layernorm=apply_residual_post_layernorm,
+        )
         self.head = BertHead(
             self.embedding.word, words, hidden_size, layernorm_epsilon, activation, not apply_residual_post_layernorm,
             sentence_objective, init,
         )  # fmt: skip
-        self.objectives = {"lm_loss": "tokens"}
-        if sentence_objective:
-            self.objectives["sentence_loss"] = "sentences"
+        self.set_objectives()
         self.finish()
-
-    def counts(self, batch: Batch) -> dict[str, int]:
-        """See ChainModel."""
-        found = super().counts(batch)
-        if "sentence_loss" in self.objectives:
-            found["sentences"] = int((_sentence_labels(batch) != IGNORE).sum())
-        return found
 
 
 @register_model("bert_classifier")
-class BertClassifier(_BertChain):
+class BertClassifier(ClassifierChain):
     """BERT with a classifier, or with one label a regression, on the first token.
 
     A batch's `extra["sentence_labels"]` (B,) holds class numbers, or the numbers to predict; -100 where none is scored.
@@ -277,8 +129,6 @@ class BertClassifier(_BertChain):
         classifier_dropout_prob: dropout before the classifier.
         others: those of Bert.
     """
-
-    objectives: dict[str, str] = {"loss": "sentences"}  # noqa: RUF012 - as in ChainModel
 
     @configurable
     def __init__(
@@ -302,20 +152,80 @@ class BertClassifier(_BertChain):
         apply_residual_post_layernorm: bool = True,
     ) -> None:
         super().__init__()
-        if num_labels < 1:
-            raise ConfigError(f"model.cfg.num_labels={num_labels}: at least 1")
-        init = Normal(initializer_range)
-        self._build_encoder(
-            vocab_size, hidden_layers, hidden_size, ffn_hidden_size, num_attention_heads, max_seq_length, num_tokentypes,
-            embedding_dropout_prob, attention_dropout_prob, output_dropout_prob, layernorm_epsilon, init,
-            use_scaled_init_for_output_weights, activation, apply_residual_post_layernorm,
-        )  # fmt: skip
-        self.head = ClassifierHead(
-            hidden_size, num_labels, layernorm_epsilon, classifier_dropout_prob, not apply_residual_post_layernorm, init
+        _, init = self.build_encoder(
+            vocab_size=vocab_size,
+            hidden_layers=hidden_layers,
+            hidden_size=hidden_size,
+            ffn_hidden_size=ffn_hidden_size,
+            num_attention_heads=num_attention_heads,
+            max_seq_length=max_seq_length,
+            num_tokentypes=num_tokentypes,
+            embedding_dropout_prob=embedding_dropout_prob,
+            attention_dropout_prob=attention_dropout_prob,
+            output_dropout_prob=output_dropout_prob,
+            layernorm_epsilon=layernorm_epsilon,
+            initializer_range=initializer_range,
+            use_scaled_init_for_output_weights=use_scaled_init_for_output_weights,
+            activation=activation,
+            apply_residual_post_layernorm=apply_residual_post_layernorm,
         )
+        pre_norm = not apply_residual_post_layernorm
+        self.head = self.make_head(hidden_size, num_labels, layernorm_epsilon, classifier_dropout_prob, pre_norm, init)
         self.finish()
 
-    def counts(self, batch: Batch) -> dict[str, int]:
-        """See ChainModel."""
-        labels = batch.extra.get("sentence_labels")
-        return {"sentences": 0 if labels is None else int((labels != IGNORE).sum())}
+    def make_head(
+        self, hidden_size: int, num_labels: int, epsilon: float, dropout: float, pre_norm: bool, init: Normal
+    ) -> ClassifierHead:
+        """Return the head."""
+        return ClassifierHead(hidden_size, num_labels, epsilon, dropout, pre_norm, init)
+
+
+@register_model("bert_features")
+class BertFeatures(FeaturesChain):
+    """BERT without a head: hidden states (B, T, H) of tokens (B, T), for sentence encoders and for other models to begin from.
+
+    Args:
+        pooler: whether the published pooler belongs to it.
+        others: those of Bert.
+    """
+
+    @configurable
+    def __init__(
+        self,
+        vocab_size: int | None = None,
+        hidden_layers: int = 12,
+        hidden_size: int = 768,
+        ffn_hidden_size: int | None = None,
+        num_attention_heads: int = 12,
+        max_seq_length: int = 512,
+        num_tokentypes: int = 2,
+        embedding_dropout_prob: float = 0.1,
+        attention_dropout_prob: float = 0.1,
+        output_dropout_prob: float = 0.1,
+        layernorm_epsilon: float = 1e-12,
+        initializer_range: float = 0.02,
+        use_scaled_init_for_output_weights: bool = True,
+        activation: str = "gelu",
+        apply_residual_post_layernorm: bool = True,
+        pooler: bool = True,
+    ) -> None:
+        super().__init__()
+        _, init = self.build_encoder(
+            vocab_size=vocab_size,
+            hidden_layers=hidden_layers,
+            hidden_size=hidden_size,
+            ffn_hidden_size=ffn_hidden_size,
+            num_attention_heads=num_attention_heads,
+            max_seq_length=max_seq_length,
+            num_tokentypes=num_tokentypes,
+            embedding_dropout_prob=embedding_dropout_prob,
+            attention_dropout_prob=attention_dropout_prob,
+            output_dropout_prob=output_dropout_prob,
+            layernorm_epsilon=layernorm_epsilon,
+            initializer_range=initializer_range,
+            use_scaled_init_for_output_weights=use_scaled_init_for_output_weights,
+            activation=activation,
+            apply_residual_post_layernorm=apply_residual_post_layernorm,
+        )
+        self.head = FeaturesHead(hidden_size, layernorm_epsilon, pooler, not apply_residual_post_layernorm, init)
+        self.finish()
