@@ -250,6 +250,7 @@ class EncoderDecoder(ChainModel):
     """
 
     causal = False  # of the encoder; the decoder is
+    is_encoder_decoder = True
     encoder: Side
     decoder: Side
     head: nn.Module
@@ -283,7 +284,7 @@ class EncoderDecoder(ChainModel):
                 )
             if part.positions is None:
                 part.positions = torch.arange(part.input_ids.shape[1], device=part.input_ids.device).expand_as(part.input_ids)
-        if batch.mask is None:
+        if batch.mask is None and not batch.encoded:
             batch.mask = _mask(batch, False)
         if own.mask is None:
             own.mask = _mask(own, True)

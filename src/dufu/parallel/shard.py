@@ -26,7 +26,7 @@ from dufu.parallel import faults
 from dufu.parallel.order import GradientOrder
 from dufu.parallel.parameters import Entry, ParameterInfo, Piece, fill, give_memory, is_first, spread_of
 from dufu.parallel.process import Processes
-from dufu.parallel.store import Completion, Options, Ties, chunk_of, in_order_of_backward
+from dufu.parallel.store import Completion, Options, Ties, chunk_of, in_order_of_backward, message_of
 
 _TURNS = 3  # units whose buffers lie in memory of their own: the one at work, and one on each side
 
@@ -232,7 +232,7 @@ class ShardedParameters:
         self.shapes = {info.name: info.shape for info in infos}
         groups: dict[tuple[Any, ...], list[ParameterInfo]] = {}
         for info in in_order_of_backward(infos, list(units)):
-            unit = info.unit if len(info.units) == 1 else ""
+            unit = message_of(info)
             settings = json.dumps(options.get(info.parameter, {}), sort_keys=True, default=str)
             alike = (info.divided, info.parameter.requires_grad, info.expert, info.partial, info.holders)
             groups.setdefault((chunk_of(info, chunks), unit, settings, *alike), []).append(info)

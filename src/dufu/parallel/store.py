@@ -60,10 +60,23 @@ def chunk_of(info: ParameterInfo, chunks: Sequence[Sequence[str]]) -> int | None
     return using.pop() if len(using) == 1 else (0 if not using else None)
 
 
+def message_of(info: ParameterInfo) -> str:
+    """Return with which others a gradient may travel: those of one unit, or those that units of this process share.
+
+    One that several of the pipeline's processes hold travels alone, since they share different ones with each other.
+    """
+    if len(info.holders) > 1:
+        return info.name
+    return info.unit if len(info.units) == 1 else ""
+
+
 def in_order_of_backward(infos: list[ParameterInfo], units: Sequence[str]) -> list[ParameterInfo]:
-    """Return parameters in the order in which backward completes their gradients: the last units first, those of several units last."""
+    """Return parameters in the order in which backward completes their gradients: the last units first, those of several units last.
+
+    These stay in the model's order, which is the same on all processes that hold them.
+    """
     place = {unit: number for number, unit in enumerate(units)}
-    return sorted(infos, key=lambda info: (len(info.units) != 1, -place.get(info.unit, 0)))
+    return sorted(infos, key=lambda info: (1, 0) if len(info.units) != 1 else (0, -place.get(info.unit, 0)))
 
 
 class Completion:
@@ -156,7 +169,7 @@ class WholeParameters:
     def _make_buckets(self, trained: list[ParameterInfo], chunks: Sequence[Sequence[str]], ties: Ties) -> None:
         found: dict[Any, list[ParameterInfo]] = {}
         for info in in_order_of_backward(trained, [unit for units in chunks for unit in units]):
-            unit = info.unit if len(info.units) == 1 else ""
+            unit = message_of(info)
             found.setdefault((chunk_of(info, chunks), unit, info.expert, info.partial, info.holders), []).append(info)
         for (chunk, *_), infos in found.items():
             self._of_chunk[chunk].append(len(self._buckets))

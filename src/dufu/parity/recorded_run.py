@@ -129,8 +129,9 @@ def record_config(job: ConfigJob) -> RankRecord:
     step = RecordedStep(distributed, optimizer, schedule, precision, scaler, limit, norm_type)
     batches = NumberedBatches(feed, plan, processes.data.rank, processes.data.size, config.train.seed, processes.device)
     try:
-        length = batches.step(0, 0, last=True)[0].input_ids.shape[1]
-        return Recorder(step, length).run(job.steps, lambda number: batches.step(number, number * plan.global_batch, last=True))
+        first = batches.step(0, 0, last=True)[0]
+        lengths = [part.input_ids.shape[1] for part in (first, first.decoder) if part is not None]
+        return Recorder(step, *lengths).run(job.steps, lambda number: batches.step(number, number * plan.global_batch, last=True))
     finally:
         batches.close()
         torch.compiler.reset()  # a later job of this process must not reach the limit of compiled variants

@@ -36,10 +36,11 @@ class Recorder:
     Args:
         step: makes the updates.
         length: tokens of a sample as the dataset makes it; what a layout adds so that positions divide is left out.
+        decoder_length: the same of the decoder's part of a sample.
     """
 
-    def __init__(self, step: RecordedStep, length: int) -> None:
-        self.step, self.length = step, length
+    def __init__(self, step: RecordedStep, length: int, decoder_length: int = 0) -> None:
+        self.step, self.length, self.decoder_length = step, length, decoder_length
         self.distributed: Distributed = step.distributed
         self.processes: Processes = step.distributed.processes
         self.units = list(chain_units(self.distributed.model))
@@ -126,7 +127,7 @@ class Recorder:
             batch = next((value for value in inputs if isinstance(value, Batch)), None)
             if self._done or tensor is None or batch is None or not torch.is_grad_enabled():
                 return
-            samples, positions, real = self._tokens(batch, tensor)
+            samples, positions, real = self._tokens(batch, tensor, getattr(module, "of_decoder", False))
 
             def note(found: dict[str, list[UnitPrint]], value: Tensor, scale: float) -> None:
                 values = _printed(value.detach(), positions.dim()) / scale
@@ -140,9 +141,11 @@ class Recorder:
 
         return hook
 
-    def _tokens(self, batch: Batch, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _tokens(self, batch: Batch, output: Tensor, of_decoder: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return the sample and the position of each token of an output, and which of them are real."""
-        samples = batch.extra[NUMBERS].cpu()
+        samples, length = batch.extra[NUMBERS].cpu(), self.length
+        if of_decoder and batch.decoder is not None:
+            batch, length = batch.decoder, self.decoder_length
         if output.dim() < 3:  # one thing a sample
             return samples, torch.zeros_like(samples), samples >= 0
         places = torch.arange(batch.input_ids.shape[1]) if batch.places is None else batch.places.cpu()
@@ -152,7 +155,7 @@ class Recorder:
         if output.shape[1] != len(places):  # no tokens, whatever it is
             return samples, torch.zeros_like(samples), torch.zeros_like(samples, dtype=torch.bool)
         positions = places.expand(len(samples), -1)
-        real = (positions < self.length) & (samples >= 0)[:, None]
+        real = (positions < length) & (samples >= 0)[:, None]
         if batch.padding is not None:
             real = real & batch.padding.cpu().bool()[:, places]
         return samples[:, None].expand_as(positions), positions, real

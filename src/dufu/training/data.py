@@ -179,6 +179,8 @@ def complete_model_config(config: DictConfig, tokenizer: TextTokenizer) -> None:
     if complete is not None:
         complete(config)
         return
+    if hasattr(resolve(config.model["_target_"]), "picture_tokens"):
+        raise ConfigError(f"{config.model['_target_']} takes pictures, but dataloader.dataset gives none; set it to pictures")
     if cfg.get("vocab_size") is None:
         cfg.vocab_size = tokenizer.vocab_size
     if cfg.vocab_size < tokenizer.vocab_size:
