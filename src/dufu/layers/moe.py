@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dufu.layers.initial import Described, Initial, Normal
+from dufu.layers.linear import Linear
 from dufu.layers.mlp import MLP, GatedMLP, build_activation
 from dufu.layers.router import (
     Positions,
@@ -121,6 +122,7 @@ class MixtureOfExperts(nn.Module):
         activation: a name in `mlp.ACTIVATIONS`.
         gated: whether experts are gated.
         shared_experts: how many experts' width all tokens share beside the chosen ones (Dai et al., "DeepSeekMoE", 2024).
+        shared_gate: whether what they add is multiplied by a sigmoid of the token (Qwen2-MoE; Yang et al., 2024).
         scoring, renormalize, scale, router_bias: see Router.
         capacity_factor: None = no limit.
         balance: what the balance loss compares: each "sample" by itself, or the "global" batch (not built).
@@ -152,6 +154,7 @@ class MixtureOfExperts(nn.Module):
         z_weight: float = 0.0,
         init: Initial | None = None,
         output_init: Initial | None = None,
+        shared_gate: bool = False,
     ) -> None:
         super().__init__()
         check_balance(balance)
@@ -164,6 +167,7 @@ class MixtureOfExperts(nn.Module):
         kind = GatedMLP if gated else MLP
         width = shared_experts * ffn_hidden_size
         self.shared = kind(hidden_size, width, activation, False, init, output_init) if shared_experts else None
+        self.shared_gate = Linear(hidden_size, 1, bias=False, init=init) if shared_experts and shared_gate else None
 
     @property
     def cost(self) -> int:
@@ -177,7 +181,8 @@ class MixtureOfExperts(nn.Module):
         routing = routing or Routing()
         out: Tensor = self._mix(x, self.router(x), routing)
         if self.shared is not None:
-            out = out + self.shared(x)
+            shared: Tensor = self.shared(x)
+            out = out + (shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid())
         return out
 
     # Numbers of rows are data: a compiler would make code for each.

@@ -17,7 +17,7 @@ from dufu.models.roberta import Roberta, RobertaClassifier, RobertaFeatures
 from dufu.models.t5 import MT5, T5
 from dufu.models.vit import VisionTransformer
 
-XX
+__all__ = [
     "GPT2",
     "MT5",
     "OPT",

@@ -29,6 +29,7 @@ class Mixture:
         top_k: experts of each token.
         ffn_hidden_size: inner width of one expert; None = that of the dense layers.
         shared_experts: experts' widths that all tokens share.
+        shared_gate: whether what they add is gated.
         first_dense_layers: layers from the first that are dense.
         scoring, renormalize, scale: see layers.router.Router.
         capacity_factor, balance: see layers.moe.MixtureOfExperts.
@@ -47,6 +48,7 @@ class Mixture:
     balance: str = "sample"
     balance_weight: float = 0.01
     z_weight: float = 0.001
+    shared_gate: bool = False
 
     def layer(
         self,
@@ -78,6 +80,7 @@ class Mixture:
             z_weight=self.z_weight,
             init=init,
             output_init=output_init,
+            shared_gate=self.shared_gate,
         )
 
     @property
