@@ -48,7 +48,7 @@ class BertHead(nn.Module):
         self.word = word
         self.logits = LMLogits(vocab_size, bias=True)
         self.pooler = Pooler(hidden_size, init=init) if sentence_objective else None
-        self.sentence_dropout = Dropout(sentence_dropout)
+        self.sentence_dropout = Dropout(sentence_dropout) if sentence_dropout else None
         self.sentence = Linear(hidden_size, 2, init=init) if sentence_objective else None
 
     def _word_scores(self, hidden: Tensor) -> Tensor:
@@ -73,7 +73,10 @@ class BertHead(nn.Module):
         }
         if self.pooler is not None and self.sentence is not None:
             pair = sentence_labels(batch)
-            judged = self.sentence(self.sentence_dropout(self.pooler(state), first_keys(batch)))
+            pooled = self.pooler(state)
+            if self.sentence_dropout is not None:
+                pooled = self.sentence_dropout(pooled, first_keys(batch))
+            judged = self.sentence(pooled)
             sums["sentence_loss"] = cross_entropy_sum(judged, pair)
             sums["sentences"] = (pair != IGNORE).sum()
             sums["sentences_correct"] = ((judged.detach().argmax(-1) == pair) & (pair != IGNORE)).sum()
@@ -104,7 +107,7 @@ class ClassifierHead(nn.Module):
             raise ConfigError(f"model.cfg.num_labels={num_labels}: at least 1")
         self.num_labels = num_labels
         self.norm = LayerNorm(hidden_size, epsilon) if pre_norm else None
-        self.first_dropout = Dropout(dropout if dropout_first else 0.0)
+        self.first_dropout = Dropout(dropout) if dropout_first else None
         self.pooler = Pooler(hidden_size, init=init)
         self.dropout = Dropout(dropout)
         self.classes = Linear(hidden_size, num_labels, init=init)
@@ -114,8 +117,10 @@ class ClassifierHead(nn.Module):
         if self.norm is not None:
             state = self.norm(state)
         keys = first_keys(batch)
-        first = self.first_dropout(state[:, 0], keys)
-        scores: Tensor = self.classes(self.dropout(self.pooler(first.unsqueeze(1)), keys))
+        first = state[:, :1]
+        if self.first_dropout is not None:
+            first = self.first_dropout(first[:, 0], keys).unsqueeze(1)
+        scores: Tensor = self.classes(self.dropout(self.pooler(first), keys))
         if "sentence_labels" not in batch.extra:
             return scores
         labels = batch.extra["sentence_labels"]
