@@ -83,6 +83,7 @@ def test_command_line(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().out
     assert "model.onnx" in said and "onnxruntime equals PyTorch in" in said
     assert sorted(path.name for path in out.iterdir()) == [
+        "config.json",
         "dufu_onnx.json",
         "model.onnx",
         "tokenizer.json",
