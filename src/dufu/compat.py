@@ -112,3 +112,8 @@ def attention_block_backward(
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     of_q, of_k, of_v = backward(grad, q, k, v, out, sums, 0.0, triangle, scale=scale)
     return of_q, of_k, of_v
+
+
+def after_backward(function: Callable[[], None]) -> None:
+    """Call a function when the backward that is running has ended; to be asked for from within it."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]

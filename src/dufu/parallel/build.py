@@ -49,6 +49,7 @@ def distribute(
     master: bool = False,
     recompute: str | None = None,
     compile_units: bool = False,
+    units: dict[str, nn.Module] | None = None,
 ) -> Distributed:
     """Describe the model on the meta device, split it, and make only this process's part of the weights.
 
@@ -64,6 +65,7 @@ def distribute(
         master: whether the optimizer updates float32 copies of half-precision weights.
         recompute: None, "full" or "selective".
         compile_units: compile each unit.
+        units: those of a model that does not name any; what is like a module in its parameters and hooks is enough.
 
     Raises:
         LayoutError: a layer does not divide over the layout.
@@ -72,13 +74,16 @@ def distribute(
     with torch.device("meta"):
         model = make()
     check_model(model, layout)
-    units = chain_units(model)
+    units = units or chain_units(model)
     stage_of = assign_stages(model, units, layout)
     placement = divide(model, units, stage_of, processes)
     infos = describe(model, units, placement)
     lost = list(buffers_on_meta(model))
     if lost:
         raise DufuError(f"{lost[0]}: a buffer made on the meta device has no values; compute it in forward, or on the CPU")
+    for module in model.modules():
+        for leaf, buffer in module._buffers.items():
+            module._buffers[leaf] = None if buffer is None else buffer.to(processes.device)
     options = {p: {k: v for k, v in group.items() if k != "params"} for group in make_groups(model) for p in group["params"]}
     left_out = [i.name for i in infos if i.parameter.requires_grad and options and i.parameter not in options]
     if left_out:

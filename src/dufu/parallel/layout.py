@@ -235,7 +235,13 @@ def _pipelining(dist: Any) -> Pipelining:
 
 
 def check_model(model: nn.Module, layout: ParallelLayout) -> None:
-    """Raise LayoutError, naming the layer and both numbers, when a split layer does not divide over the layout."""
+    """Raise LayoutError, naming the layer and both numbers, when a split layer does not divide over the layout.
+
+    A model may have an objection of its own: its method `check_layout`.
+    """
+    own = getattr(model, "check_layout", None)
+    if own is not None:
+        own(layout)
     if layout.tensor == 1:
         return
     if next(split_parameters(model), None) is None:
@@ -249,7 +255,7 @@ def check_model(model: nn.Module, layout: ParallelLayout) -> None:
             try:
                 check(layout.tensor)
             except LayoutError as error:
-                raise LayoutError(f"{name}: {error}") from None
+                raise LayoutError(f"{name}: {error}" if name else str(error)) from None
     for name, shape, rule in split_parameters(model):
         for length in rule.sections or (shape[rule.dim],):
             if not rule.padded and length % layout.tensor:

@@ -25,9 +25,9 @@ from dufu.optim.schedules import Schedule
 from dufu.parallel.build import distribute
 from dufu.parallel.layout import ParallelLayout, layout_from_config
 from dufu.parallel.layout_text import ONE, LayoutText, parse_layout, parse_layouts
+from dufu.parallel.outside import describe_weights
 from dufu.parallel.pool import Pool
 from dufu.parallel.process import choose_device, join, world_size
-from dufu.parallel.region import as_matrix
 from dufu.parallel.rehearsal import rehearse
 from dufu.parity.check import NEUTRAL, SAY, Checker, Report, check_config, tolerance_of, verify_all, versions
 from dufu.parity.comparison import Tolerance
@@ -41,21 +41,6 @@ Loss = Callable[[Any, Any], Tensor]
 TARGET = "labels"  # the field of a dict that is the target where `loss` is given; of a tuple it is the last one
 
 
-@dataclass(frozen=True)
-class Given:
-    """Initial weights that are known: any rectangle of them."""
-
-    values: Tensor
-
-    def fill(self, out: Tensor, seed: int, name: str, row: int, col: int) -> None:
-        """See layers.initial.Initial."""
-        out.copy_(self.values.reshape(as_matrix(tuple(self.values.shape)))[row : row + out.shape[0], col : col + out.shape[1]])
-
-    def draw(self, out: Tensor) -> None:
-        """See layers.initial.Initial."""
-        out.copy_(self.values)
-
-
 def refuse_shared_memory(model: nn.Module) -> None:
     """Raise DufuError where two parameters are one tensor, which no layout could keep equal."""
     seen: dict[int, str] = {}
@@ -66,19 +51,6 @@ def refuse_shared_memory(model: nn.Module) -> None:
                 f"{other} and {name} are two parameters on one tensor; assign one parameter to both places "
                 f"(model.a.weight = model.b.weight)"
             )
-
-
-def describe_weights(model: nn.Module) -> None:
-    """Let each module say that its weights begin as they are, and put them on the meta device; shared ones stay shared."""
-    moved: dict[nn.Parameter, nn.Parameter] = {}
-    for module in model.modules():
-        own = {leaf: p for leaf, p in module._parameters.items() if p is not None}
-        for leaf, parameter in own.items():
-            if parameter not in moved:
-                moved[parameter] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
-            module._parameters[leaf] = moved[parameter]
-        if own:
-            module.initial = {leaf: Given(parameter.detach()) for leaf, parameter in own.items()}  # type: ignore[assignment]
 
 
 class _Child(nn.Module):
@@ -231,9 +203,6 @@ def record_module(job: ModuleJob) -> RankRecord:
         recompute=checkpointing.mode if checkpointing.enabled else None,
         compile_units=config.graph.enabled,
     )
-    for buffer_owner in distributed.model.modules():
-        for name, buffer in buffer_owner._buffers.items():
-            buffer_owner._buffers[name] = None if buffer is None else buffer.to(processes.device)
     if not job.dropout:
         switch_dropout_off(distributed.model)
     optimizer = torch.optim.AdamW(distributed.groups, lr=job.learning_rate)

@@ -30,6 +30,7 @@ OWN: Mapping[str, Plan] = {
     "roberta": _BERT,
     "xlm-roberta": _BERT,
     "camembert": _BERT,
+    "electra": _BERT,
     "gpt2": {
         "h.*.attn.c_attn": "colwise_qkv",
         "h.*.attn.c_proj": "rowwise",

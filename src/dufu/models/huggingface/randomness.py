@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,23 @@ SEAM = "dufu_seam"  # the child of an attention module that knows its part of th
 
 @dataclass
 class Keys:
-    """The dropout keys (B, T) of the batch that runs; None = PyTorch's generator decides."""
+    """The dropout keys of the batch that runs.
+
+    Args:
+        now: (B, T); None = PyTorch's generator decides.
+        make: gives those of another length T, where a model has sequences of several lengths.
+    """
 
     now: Tensor | None = None
+    make: Callable[[int], Tensor] | None = None
+
+    def of(self, samples: int, length: int) -> Tensor | None:
+        """Return the keys (samples, length), or None where there are none of this shape."""
+        if self.now is None or self.now.shape[0] != samples:
+            return None
+        if self.now.shape[1] != length:
+            return None if self.make is None else self.make(length)
+        return self.now
 
 
 class KeyedDropout(Dropout):
@@ -45,20 +60,20 @@ class KeyedDropout(Dropout):
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         """Drop features of x; see the class."""
-        keys = self.keys.now if keys is None else keys
-        if not self.training or self.p == 0.0 or keys is None:
+        now = self.keys.now if keys is None else keys
+        if not self.training or self.p == 0.0 or now is None:
             return super().forward(x)
-        if x.dim() == 4 and (x.shape[0], x.shape[2]) == keys.shape:
-            return self.attention(x, keys, self.split.rank * x.shape[1])
-        if x.shape[:-1] == keys.shape:
-            chosen = keys
-        elif x.dim() == 2 and x.shape[0] == keys.shape[0]:
-            chosen = keys[:, 0]
-        elif x.dim() == 2 and x.shape[0] == keys.numel():
-            chosen = keys.flatten()
+        if x.dim() == 4 and (probabilities := self.keys.of(x.shape[0], x.shape[2])) is not None:
+            return self.attention(x, probabilities, self.split.rank * x.shape[1])
+        if x.dim() == 3 and (tokens := self.keys.of(x.shape[0], x.shape[1])) is not None:
+            chosen = tokens
+        elif x.dim() == 2 and x.shape[0] == now.shape[0]:
+            chosen = now[:, 0]
+        elif x.dim() == 2 and x.shape[0] == now.numel():
+            chosen = now.flatten()
         else:
             raise DufuError(
-                f"{self.name}: dropout on a tensor {list(x.shape)} of {list(keys.shape)} tokens, whose mask would depend on the layout; "
+                f"{self.name}: dropout on a tensor {list(x.shape)} of {list(now.shape)} tokens, whose mask would depend on the layout; "
                 f"set this probability to 0 in the model's config"
             )
         first = self.split.rank * x.shape[-1] if self.divided else 0
@@ -77,8 +92,11 @@ class AttentionSeam(nn.Module):
 
     def drop(self, probs: Tensor, p: float) -> Tensor:
         """Drop attention probabilities (B, H, T, S) of this process's heads."""
-        keys = self.dropout.keys.now
-        assert keys is not None
+        keys = self.dropout.keys.of(probs.shape[0], probs.shape[2])
+        if keys is None:
+            raise DufuError(
+                f"{self.dropout.name}: dropout on attention {list(probs.shape)}, whose mask would depend on the layout; set it to 0"
+            )
         heads = counters(self.split.rank * probs.shape[1] + 1, probs.shape[1], keys.device).view(1, -1, 1)
         streams = derive(derive(keys, self.dropout.place.to(keys.device)).unsqueeze(1), heads)
         return masked(probs, keep_mask(streams, probs.shape[-1], p), keep_scale(p))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -161,7 +160,7 @@ def divide_features(module: nn.Module) -> bool:
     """Let a dropout know that its features are divided; return whether it is one."""
     if isinstance(module, KeyedDropout):
         module.divided = True
-    return isinstance(module, (KeyedDropout, nn.Dropout))
+    return isinstance(module, KeyedDropout)
 
 
 __all__ = [
