@@ -43,7 +43,10 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", {**_SIZES, "num_local_experts": 4, "sliding_window": 7}),
     "gemma": ("GemmaConfig", "GemmaForCausalLM", {**_SIZES, "head_dim": 12, "num_key_value_heads": 1}),
-    "glm": ("GlmConfig", "GlmForCausalLM", {**_SIZES, "head_dim": 12, "rms_norm_eps": 1e-4, "rope_parameters": {**_THETA, "partial_rotary_factor": 0.5}}),
+    "glm": (
+        "GlmConfig", "GlmForCausalLM",
+        {**_SIZES, "head_dim": 12, "rms_norm_eps": 1e-4, "rope_parameters": {**_THETA, "partial_rotary_factor": 0.5}},
+    ),
     "glm4": ("Glm4Config", "Glm4ForCausalLM", {**_SIZES, "head_dim": 8, "attention_bias": False}),
     "opt": (
         "OPTConfig", "OPTForCausalLM",

@@ -4,8 +4,9 @@ from dufu.models.albert import Albert
 from dufu.models.bert import Bert, BertClassifier, BertFeatures
 from dufu.models.bloom import Bloom
 from dufu.models.chain import Batch, ChainModel
+from dufu.models.chatglm import ChatGLM
 from dufu.models.gemma import Gemma
-from dufu.models.glm import ChatGLM, Glm, Glm4
+from dufu.models.glm import Glm, Glm4
 from dufu.models.gpt2 import GPT2
 from dufu.models.huggingface import HuggingFace
 from dufu.models.llama import Llama

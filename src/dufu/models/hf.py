@@ -37,7 +37,7 @@ HOMES = {
     "bloom": "dufu.models.bloom.hf",
     "glm": "dufu.models.glm.hf",
     "glm4": "dufu.models.glm.hf",
-    "chatglm": "dufu.models.glm.chatglm",
+    "chatglm": "dufu.models.chatglm.hf",
     "t5": "dufu.models.t5.hf",
     "mt5": "dufu.models.t5.hf",
 }

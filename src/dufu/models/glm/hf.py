@@ -1,4 +1,4 @@
-"""GLM's config.json and weights: `glm` (GLM-4) and `glm4` (GLM-4-0414). ChatGLM's own format is in chatglm.py."""
+"""GLM's config.json and weights: `glm` (GLM-4) and `glm4` (GLM-4-0414). ChatGLM's own format is another family."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dufu.models.hf import Family, Fields
 from dufu.models.names import Rule, Table, same
 from dufu.models.rotary_hf import attention_rules, decoder_table, head_size, shared_arguments, shared_fields
 
+PADDING = 151329  # the padding token where a file says nothing
 # model_type → our class and theirs
 KINDS = {"glm": ("dufu.models.glm.Glm", "GlmForCausalLM"), "glm4": ("dufu.models.glm.Glm4", "Glm4ForCausalLM")}
 NORMS = {
@@ -33,7 +34,9 @@ def read(fields: Fields) -> tuple[str, dict[str, Any]]:
 def write(target: str, cfg: Mapping[str, Any]) -> dict[str, Any]:
     """See Family."""
     kind = _kind(target)
-    return {**shared_fields(cfg, kind, KINDS[kind][1]), "attention_bias": cfg["qkv_bias"]}
+    # Of a smaller vocabulary theirs would take a padding token that is no row of it.
+    padding = {"pad_token_id": None} if cfg["vocab_size"] <= PADDING else {}
+    return {**shared_fields(cfg, kind, KINDS[kind][1]), "attention_bias": cfg["qkv_bias"], **padding}
 
 
 def rotated_features(cfg: Mapping[str, Any]) -> int:

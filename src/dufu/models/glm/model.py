@@ -1,4 +1,4 @@
-"""GLM-4 and ChatGLM 2 to 4: Llama's network with biases of query, key and value, half of each head's features rotated."""
+"""GLM-4, and the network of ChatGLM 2 and 3: Llama's network with biases of query, key and value, half of each head's features rotated."""
 
 from __future__ import annotations
 
@@ -58,8 +58,3 @@ class Glm4(Glm):
     """GLM-4-0414: GLM-4 with a second norm on what each branch adds."""
 
     branch_norm = True
-
-
-@register_model("chatglm")
-class ChatGLM(Glm):
-    """ChatGLM2, ChatGLM3 and the first release of GLM-4: the network of Glm, whose weights have other names in their own format."""

@@ -1,4 +1,4 @@
-"""Named sizes: arguments of Glm, Glm4 and ChatGLM, those of the published releases."""
+"""Named sizes: arguments of Glm and Glm4, those of the published releases."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ def _size(layers: int, hidden: int, ffn: int, heads: int, kv: int, length: int, 
 
 
 SIZES = {
-    "chatglm2_6b": _size(28, 4096, 13696, 32, 2, 32768, 65024, layernorm_epsilon=1e-5),
-    "chatglm3_6b": _size(28, 4096, 13696, 32, 2, 8192, 65024, layernorm_epsilon=1e-5),
     "glm4_9b": _size(40, 4096, 13696, 32, 2, 8192, 151552),
     "glm4_9b_chat": _size(40, 4096, 13696, 32, 2, 131072, 151552, rotary_base=5000000.0),
     "glm4_0414_9b": _size(40, 4096, 13696, 32, 2, 32768, 151552, layernorm_epsilon=1e-5),
@@ -24,4 +22,4 @@ SIZES = {
 
 def class_of(name: str) -> str:
     """Return the name of the class that a size is of."""
-    return "ChatGLM" if name.startswith("chatglm") else "Glm4" if "0414" in name else "Glm"
+    return "Glm4" if "0414" in name else "Glm"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dufu.errors import CheckpointError
 from dufu.models.hf import Family, Fields
 from dufu.models.names import Rule, Table
 from dufu.models.rotary_hf import attention_rules, decoder_table, mixture_rules, shared_arguments, shared_fields
@@ -16,6 +17,10 @@ def read(fields: Fields) -> tuple[str, dict[str, Any]]:
     """See Family."""
     fields.expect("router_jitter_noise", 0.0)
     fields.expect("output_router_logits", False)
+    if fields.take("num_experts_per_tok", 2) == 1:
+        raise CheckpointError(
+            f"{fields.where}: num_experts_per_tok=1 gives the one expert a weight of 1, whatever the router says; not built"
+        )
     return TARGET, {
         **shared_arguments(fields, max_length=131072, epsilon=1e-5, base=1000000.0),
         "sliding_window": fields.take("sliding_window", None),

@@ -42,7 +42,7 @@ class Mixtral(RotaryDecoder):
         moe_z_weight: float = 0.0,
     ) -> None:
         mixture = mixture_from(
-            num_experts, hidden_layers, top_k=moe_top_k, balance_weight=moe_balance_weight, z_weight=moe_z_weight
+            num_experts, hidden_layers, top_k=moe_top_k, renormalize=True, balance_weight=moe_balance_weight, z_weight=moe_z_weight
         )
         super().__init__(
             vocab_size, hidden_layers, hidden_size, ffn_hidden_size, num_attention_heads, num_key_value_heads, head_size,

@@ -10,7 +10,7 @@ from dufu.models.hf import Family, Fields, refuse_unless
 from dufu.models.names import Part, Rule, Table, each, pairwise, same
 from dufu.models.rotary_hf import head_size
 
-TARGET = "dufu.models.glm.ChatGLM"
+TARGET = "dufu.models.chatglm.ChatGLM"
 # Fields whose other values compute another network.
 _EXPECTED: dict[str, Any] = {
     "rmsnorm": True, "multi_query_attention": True, "add_bias_linear": False, "apply_residual_connection_post_layernorm": False,
