@@ -20,6 +20,8 @@ from dufu.models.names import Table
 # model_type → the module that knows it
 HOMES = {
     "vit": "dufu.models.vit.hf",
+    "swin": "dufu.models.swin.hf",
+    "swinv2": "dufu.models.swin.hf",
     "gpt2": "dufu.models.gpt2.hf",
     "bert": "dufu.models.bert.hf",
     "roberta": "dufu.models.roberta.hf",
@@ -172,12 +174,14 @@ class Family:
         write: from our class's dotted path and its complete arguments, the fields of a config.json, `model_type` and `architectures`
             included.
         table: from the same two, the names of the weights.
+        describes: whether a config.json's model_type says which of the classes it is of.
     """
 
     targets: tuple[str, ...]
     read: Callable[[Fields], tuple[str, dict[str, Any]]]
     write: Callable[[str, Mapping[str, Any]], dict[str, Any]]
     table: Callable[[str, Mapping[str, Any]], Table]
+    describes: bool = True
 
 
 @dataclass

@@ -162,10 +162,12 @@ def view_of(model: nn.Module, what: str) -> BatchView:
     """Return the model's view, putting one in the place of the plain one.
 
     Raises:
-        LayoutError: the model takes no dufu batches; `what` says what needs them.
+        LayoutError: the model takes no dufu batches, or its positions cannot be shared; `what` says what needs them.
     """
     if not isinstance(model, ChainModel):
         raise LayoutError(f"{what} divides the positions of a ChainModel's batches; {type(model).__name__} is none")
+    if not getattr(model, "shares_positions", True):
+        raise LayoutError(f"{what}: {type(model).__name__} mixes positions in other ways than attention over all; leave it out")
     if not isinstance(model.view, BatchView):
         model.view = BatchView(model)  # type: ignore[method-assign]
     view: BatchView = model.view  # type: ignore[assignment]
