@@ -60,7 +60,7 @@ def command(
     pipeline = TextGenerationPipeline(folder, overrides or [], batch_size)
     main = pipeline.loaded.processes.is_main
     live = main and len(prompts) == 1 and not json_lines and sys.stdout.isatty()
-    if live:
+    if live and not pipeline.answers:
         print(prompts[0], end="", flush=True)
     results = pipeline(prompts, on_text=(lambda piece: print(piece, end="", flush=True)) if live else None, **settings)
     if main:
@@ -85,7 +85,7 @@ def _print(results: list[Any], json_lines: bool, live: bool) -> None:
         if json_lines:
             print(json.dumps({"prompt": result.prompt, "text": result.text, "tokens": result.tokens}, ensure_ascii=False))
         else:
-            print(result.prompt + result.text)
+            print(result.whole)
 
 
 command.verb = "generate"  # type: ignore[attr-defined]

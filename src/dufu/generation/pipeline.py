@@ -11,6 +11,7 @@ import numpy as np
 
 from dufu.errors import ConfigError, nearest
 from dufu.generation.decoding import Decoding, decode, room
+from dufu.generation.seq2seq import decode_target, encode_source, first_token, target_room
 from dufu.onnx import LoadedOnnx, holds_graphs, load_onnx
 from dufu.training.load import Loaded, load
 
@@ -21,17 +22,24 @@ class Generated:
 
     Args:
         prompt: the prompt.
-        text: what follows it.
+        text: what follows it, or what an encoder-decoder model answers.
         tokens: the new tokens.
+        is_answer: whether the text does not continue the prompt.
     """
 
     prompt: str
     text: str
     tokens: list[int]
+    is_answer: bool = False
+
+    @property
+    def whole(self) -> str:
+        """Return what is to be read: prompt and text together, or an answer alone."""
+        return self.text if self.is_answer else self.prompt + self.text
 
 
 class TextGenerationPipeline:
-    """Continues prompts with a trained model.
+    """Continues prompts with a trained model; an encoder-decoder model answers them.
 
     Args:
         folder: a run's folder or a checkpoint.
@@ -46,7 +54,8 @@ class TextGenerationPipeline:
         else:
             self.loaded = load_onnx(folder, overrides) if holds_graphs(folder) else load(folder, overrides)
         model: Any = self.loaded.model if isinstance(self.loaded, LoadedOnnx) else self.loaded.distributed.model
-        if not getattr(model, "causal", False):
+        self.answers = bool(getattr(model, "is_encoder_decoder", False))
+        if not (self.answers or getattr(model, "causal", False)):
             raise ConfigError(f"{type(model).__name__} is no causal model, it does not continue text; train one such as gpt2")
         self.model, self.batch_size = model, batch_size
         self._forward = None if isinstance(self.loaded, LoadedOnnx) else self.loaded.distributed.runner.forward_everywhere
@@ -77,7 +86,7 @@ class TextGenerationPipeline:
         stream = self._stream(on_text) if on_text and len(texts) == 1 else None
         for start in range(0, len(order), self.batch_size):
             chosen = order[start : start + self.batch_size]
-            rows = decode(
+            rows = self._decode(
                 self.model,
                 [encoded[i] for i in chosen],
                 decoding,
@@ -90,19 +99,25 @@ class TextGenerationPipeline:
             found.update(zip(chosen, rows))
         for part in data.objects(found):
             found.update(part)
-        return [Generated(text, tokenizer.decode(found[i]), found[i]) for i, text in enumerate(texts)]
+        return [Generated(text, tokenizer.decode(found[i]), found[i], self.answers) for i, text in enumerate(texts)]
+
+    def _decode(self, *args: Any, **options: Any) -> list[list[int]]:
+        if self.answers:
+            return decode_target(*args, **options, start=first_token(self.model, self.loaded.tokenizer))
+        return decode(*args, **options)
 
     def check(self, prompts: Sequence[str], **settings: Any) -> None:
         """Raise ConfigError where prompts or settings could not be decoded, without decoding."""
         decoding = self.decoding(**settings)
         for text, ids in zip(prompts, self._encode(prompts)):
             try:
-                room(decoding, self.model, len(ids))
+                (target_room if self.answers else room)(decoding, self.model, len(ids))
             except ConfigError as error:
                 raise ConfigError(f"prompt {text!r}: {error}") from None
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        encoded = [self.loaded.tokenizer.encode(text) for text in texts]
+        tokenizer = self.loaded.tokenizer
+        encoded = [encode_source(tokenizer, text) if self.answers else tokenizer.encode(text) for text in texts]
         for text, ids in zip(texts, encoded):
             if not ids:
                 raise ConfigError(f"prompt {text!r} has no tokens; give at least one character")

@@ -25,7 +25,8 @@ _NEWER = {
     "xxl": (24, 4096, 10240, 64),
 }
 SIZES = {
-    "t5_tiny": {**_size(2, 128, 512, 4, 32, None), "max_seq_length": 128},
+    # Gated as v1.1: where a ReLU's input is all but 0, rounding decides a gradient, and two layouts may differ by it.
+    "t5_tiny": {**_size(2, 128, 256, 4, 32, None), **_GATED, "tie_word_embeddings": True, "max_seq_length": 128},
     "t5_small": _size(6, 512, 2048, 8),
     "t5_base": _size(12, 768, 3072, 12),
     "t5_large": _size(24, 1024, 4096, 16),
