@@ -7,6 +7,7 @@ queries' places are given (`Held.rows`).
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -75,11 +76,21 @@ def relative_buckets(distances: Tensor, buckets: int, longest: int, bidirectiona
         away = distances.abs()
     else:
         away = (-distances).clamp(min=0)
+    # A table, because logarithms that fall just short of a whole number differ from one runtime to another.
+    table = torch.tensor(_buckets_of(buckets, longest), device=distances.device)
+    return first + table[away.clamp(max=longest)]
+
+
+@lru_cache(maxsize=64)
+def _buckets_of(buckets: int, longest: int) -> tuple[int, ...]:
+    """Return the buckets of the distances 0 to `longest` in one direction."""
     exact = buckets // 2
-    ratio = (away.clamp(min=1).double() / exact).log() / math.log(longest / exact)
     # The tiny addend keeps a power that is exact in the formula (such as `longest` itself) from falling one bucket short.
-    wide = (exact + (ratio * (buckets - exact) + 1e-9).floor().long()).clamp(max=buckets - 1)
-    return first + torch.where(away < exact, away, wide)
+    wide = [
+        exact + math.floor(math.log(away / exact) / math.log(longest / exact) * (buckets - exact) + 1e-9)
+        for away in range(exact, longest + 1)
+    ]
+    return (*range(min(exact, longest + 1)), *(min(bucket, buckets - 1) for bucket in wide))
 
 
 class RelativeBias(Described):
