@@ -15,7 +15,7 @@ from dufu.config.load import SUFFIXES, LazyConfig, get_config, recipes_folder
 from dufu.config.overrides import apply_overrides, set_over
 from dufu.config.schema import SECTION_NAMES, SECTIONS, to_dict
 from dufu.errors import ConfigError, NotBuiltError, nearest
-from dufu.training.pretrained import expand_model
+from dufu.training.pretrained import adopt_folder, expand_model
 
 FAST_DEV_RUN = ("train.train_iter=20", "train.train_epoch=0", "train.evaluation.eval_period=10", "train.log_period=1")
 
@@ -94,6 +94,7 @@ def effective_config(
         config.train.overwrite = True
     complete_optimizer(config)
     checked = check_config(config)
+    adopt_folder(checked)
     refuse_disagreement(checked)
     return checked
 

@@ -29,6 +29,7 @@ KEPT = (
     "preprocessor_config.json",
 )  # fmt: skip
 ORIGIN = "pretrained"
+OUTSIDE = "dufu.models.huggingface.HuggingFace"
 
 
 def folder_of(model: Any) -> tuple[Path, str] | None:
@@ -72,6 +73,22 @@ def expand_model(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     if config.tokenization.tokenizer == "bytes" and has_tokenizer(folder):
         config.tokenization.tokenizer = str(folder)
     return left
+
+
+def adopt_folder(config: DictConfig) -> None:
+    """Let transformers' own class of a folder begin with the folder's weights, and unless the config names another one its tokenizer."""
+    model = config.get("model")
+    if not isinstance(model, DictConfig) or "_target_" not in model or canonical(resolve(model["_target_"])) != OUTSIDE:
+        return
+    given = {str(name): value for name, value in model.items() if name not in ("_target_", "cfg")}
+    config.model = {"_target_": model["_target_"], "cfg": {**(model.get("cfg") or {}), **given}}
+    folder = Path(str(config.model.cfg.get("folder", "")))
+    if not is_folder(folder):
+        raise CheckpointError(f"model.cfg.folder={folder} is no Hugging Face folder, it has no config.json")
+    if not config.train.load_weight and not config.model.cfg.get("from_scratch", False):
+        config.train.load_weight = str(folder)
+    if config.tokenization.tokenizer == "bytes" and has_tokenizer(folder):
+        config.tokenization.tokenizer = str(folder)
 
 
 def model_of(folder: Path, architecture: str = "") -> dict[str, Any]:
@@ -153,10 +170,10 @@ def open_weights(path: Path, model: DictConfig, shapes: Mapping[str, tuple[int, 
     if not is_folder(path):
         return CheckpointReader(path, verify)
     target, cfg = named_model(model)
-    described = describe_folder(path)
-    if family_of(described.target) is not family_of(target):
-        raise CheckpointError(f"{path} is of another model: it holds a {described.target}, the config has a {target}")
-    return ForeignWeights(open_folder(path), family_of(target).table(target, cfg), shapes)
+    family = family_of(target)
+    if family.describes and family_of(describe_folder(path).target) is not family:
+        raise CheckpointError(f"{path} is of another model: it holds a {describe_folder(path).target}, the config has a {target}")
+    return ForeignWeights(open_folder(path), family.table(target, cfg), shapes)
 
 
 def named_model(model: DictConfig) -> tuple[str, dict[str, Any]]:

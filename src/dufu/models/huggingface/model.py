@@ -258,6 +258,7 @@ class HuggingFace(OutsideModel):
         folder: with config.json and the weights.
         architecture: transformers' class, such as BertForSequenceClassification; None = the one that config.json names.
         config: fields that replace those of config.json, such as a dropout.
+        from_scratch: begin with random weights; the folder then needs none.
         vocab_size: words that the tokenizer has; None = not compared with the model's.
         max_seq_length: longest sample in tokens; None = the model's.
 
@@ -272,6 +273,7 @@ class HuggingFace(OutsideModel):
         folder: str,
         architecture: str | None = None,
         config: dict[str, Any] | None = None,
+        from_scratch: bool = False,
         vocab_size: int | None = None,
         max_seq_length: int | None = None,
     ) -> None:
