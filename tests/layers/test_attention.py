@@ -13,12 +13,14 @@ from dufu.errors import ConfigError, LayoutError
 from dufu.layers import (
     AlibiBias,
     Attention,
+    HeadRMSNorm,
     KeyValueCache,
     Mask,
     RelativeBias,
     RotaryEmbedding,
     TransformerLayer,
     build_mask,
+    rotate,
 )  # fmt: skip
 from dufu.layers.random import token_keys
 
@@ -293,3 +295,51 @@ def test_a_stretch_of_keys_has_the_dropout_of_the_whole() -> None:
 def test_a_bias_may_be_of_tokens_at_any_places(bias: Any) -> None:
     places = torch.tensor([0, 1, 6, 7])
     assert torch.equal(bias(4, 8, places=places), bias(8)[:, :, places])
+
+
+@pytest.mark.parametrize("path", ["fused", "explicit"])
+def test_attention_within_a_window_is_attention_with_that_mask(path: str) -> None:
+    layer = Attention(16, 4, num_key_value_heads=2, attention_dropout_prob=0.3 if path == "explicit" else 0.0, window=3).train()
+    keys = token_keys(1, 0, torch.arange(2), torch.arange(7).expand(2, 7))
+    x = torch.randn(2, 7, 16)
+    near = torch.arange(7)[:, None] - torch.arange(7) < 3
+    plain = Attention(16, 4, num_key_value_heads=2, attention_dropout_prob=layer.dropout.p).train()
+    plain.load_state_dict(layer.state_dict())
+    mask = build_mask(causal=True, queries=7)
+    wanted = plain(x, near.tril(), keys)
+    torch.testing.assert_close(layer(x, mask, keys), wanted, **CLOSE)
+    layer.eval()
+    cache, whole = KeyValueCache(), layer(x, mask)
+    parts = [layer(x[:, i : i + 1], build_mask(causal=True, queries=1, keys=i + 1), cache=cache) for i in range(7)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, **CLOSE)
+
+
+def test_heads_are_normed_each_by_itself_before_they_are_turned() -> None:
+    layer = Attention(16, 2, bias=True, output_bias=False, head_norm=HeadRMSNorm)
+    assert layer.output.bias is None and layer.query_key_value.bias is not None
+    assert layer.query_norm is not None and layer.key_norm is not None
+    with torch.no_grad():
+        layer.query_norm.weight.copy_(torch.rand(8))
+        layer.key_norm.weight.copy_(torch.rand(8))
+    x, rotation = torch.randn(2, 5, 16), RotaryEmbedding(8)(torch.arange(5))
+    q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in layer.query_key_value(x).chunk(3, -1))
+    q, k = (functional.rms_norm(t, (8,), w.weight, 1e-6) for t, w in ((q, layer.query_norm), (k, layer.key_norm)))
+    out = functional.scaled_dot_product_attention(rotate(q, rotation), rotate(k, rotation), v)
+    torch.testing.assert_close(layer(x, rotation=rotation), layer.output(out.transpose(1, 2).flatten(2)), **CLOSE)
+
+
+def test_windows_and_norms_of_heads_are_of_self_attention() -> None:
+    with pytest.raises(ConfigError, match="self-attention"):
+        Attention(16, 2, is_cross_attention=True, window=3)
+    with pytest.raises(ConfigError, match="window of 0 tokens"):
+        Attention(16, 2, window=0)
+    with pytest.raises(ConfigError, match="branch_norm"):
+        TransformerLayer(16, 32, 2, post_norm=True, branch_norm=True)
+
+
+def test_a_second_norm_is_of_what_a_branch_adds() -> None:
+    layer = TransformerLayer(16, 32, 2, branch_norm=True)
+    x = torch.randn(2, 5, 16)
+    middle = x + functional.layer_norm(layer.attention(functional.layer_norm(x, (16,))), (16,))
+    wanted = middle + functional.layer_norm(layer.mlp(functional.layer_norm(middle, (16,))), (16,))
+    torch.testing.assert_close(layer(x), wanted, **CLOSE)

@@ -81,3 +81,40 @@ def test_the_rows_of_held_tokens_are_those_of_the_whole_mask(causal: bool, pads:
             part = mask.part(slice(2, 4), slice(3, 7))
             assert part is not None and torch.equal(part.expand(2, 1, 2, 4), wanted.expand(2, 1, 8, 8)[:, :, 6:8, 3:7])
     assert mask.looks_back is causal
+
+
+CPU = torch.device("cpu")
+
+
+def test_a_window_hides_what_lies_further_back() -> None:
+    plain = build_mask(causal=True, queries=4)
+    assert rows(plain.near(2, 4, 4, CPU), 4, 4) == ["x...", "xx..", ".xx.", "..xx"]
+    assert plain.near(4, 4, 4, CPU) is plain and plain.near(None, 4, 4, CPU) is plain
+    # With a cache the queries are the last ones.
+    assert rows(build_mask(causal=True, queries=2, keys=5).near(3, 2, 5, CPU), 2, 5) == [".xxx.", "..xxx"]
+    assert rows(build_mask(causal=True, queries=1, keys=5).near(3, 1, 5, CPU), 1, 5) == ["..xxx"]
+
+
+def test_a_window_beside_padding_and_documents() -> None:
+    left = build_mask(causal=True, queries=5, padding=torch.tensor([[0, 0, 1, 1, 1]])).near(2, 5, 5, CPU)
+    assert rows(left, 5, 5) == [".....", ".....", "..x..", "..xx.", "...xx"]
+    # A padding token on the right sees less and less of the real ones, and at last nothing.
+    right = build_mask(causal=True, queries=5, padding=torch.tensor([[1, 1, 0, 0, 0]])).near(3, 5, 5, CPU)
+    assert rows(right, 5, 5) == ["x....", "xx...", "xx...", ".x...", "....."]
+    apart = build_mask(causal=True, queries=5, documents=torch.tensor([[0, 0, 0, 1, 1]])).near(2, 5, 5, CPU)
+    assert rows(apart, 5, 5) == ["x....", "xx...", ".xx..", "...x.", "...xx"]
+
+
+def test_the_window_of_held_tokens_counts_places_of_the_whole_sample() -> None:
+    places = torch.tensor([0, 1, 6, 7])
+    mask = build_mask(causal=True, queries=4, held=Held(places, 8, places)).near(3, 4, 8, CPU)
+    assert mask.looks_back and rows(mask, 4, 8) == ["x.......", "xx......", "....xxx.", ".....xxx"]
+    every = build_mask(causal=True, queries=4, held=Held(places, 8, None)).near(3, 4, 8, CPU)
+    assert rows(every, 8, 8)[6] == "....xxx."
+
+
+def test_windows_made_for_all_layers_are_made_once() -> None:
+    mask = build_mask(causal=True, queries=6)
+    mask.prepare_windows({2, 4}, 6, 6, CPU)
+    assert mask.near(2, 6, 6, CPU) is mask.near(2, 6, 6, CPU)
+    assert rows(mask.near(4, 6, 6, CPU), 6, 6)[5] == "..xxxx"

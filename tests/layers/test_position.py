@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from dufu.errors import ConfigError, LayoutError
+from dufu.errors import ConfigError, LayoutError, NotBuiltError
 from dufu.layers import (
     AlibiBias,
     LearnedPositionalEmbedding,
@@ -18,6 +18,7 @@ from dufu.layers import (
     rotate,
 )  # fmt: skip
 from dufu.layers.bias import alibi_slopes, relative_buckets
+from dufu.layers.rotary import YarnScaling, build_scaling
 
 
 def test_sine_positions_are_the_papers_and_there_is_nothing_to_train() -> None:
@@ -90,6 +91,31 @@ def test_llama3_scaling_keeps_fast_frequencies_divides_slow_ones_and_mixes_betwe
     middle = 2.5 * turn  # half way between 1 and 4 turns
     assert scaling(middle) == pytest.approx(middle * (0.5 + 0.5 / 8))
     assert RotaryEmbedding(8, 500000.0, scaling).frequencies[0] == 1.0
+
+
+def test_yarn_keeps_fast_frequencies_divides_slow_ones_and_lengthens_keys_and_queries() -> None:
+    rotary = RotaryEmbedding(64, 10000.0, YarnScaling(4.0, 4096))
+    plain = RotaryEmbedding(64, 10000.0)
+    assert rotary.frequencies[0] == plain.frequencies[0]
+    assert rotary.frequencies[31] == pytest.approx(plain.frequencies[31] / 4)
+    # Pair i turns 4096 · f / 2π times: 32 turns at pair 10.4, one turn at pair 22.5; the ramp is from 10 to 23.
+    for pair, share in ((10, 0.0), (11, 1 / 13), (17, 7 / 13), (23, 1.0)):
+        assert rotary.frequencies[pair] == pytest.approx(plain.frequencies[pair] * (1 - share * 0.75))
+    cos, sin = rotary(torch.arange(3))
+    assert torch.allclose(cos.square() + sin.square(), torch.tensor((0.1 * math.log(4.0) + 1) ** 2))
+
+
+def test_a_scaling_is_described_by_its_kind_and_numbers() -> None:
+    assert build_scaling(None) is None
+    assert build_scaling({"factor": 4.0}) == Llama3Scaling(4.0)
+    linear = build_scaling({"kind": "linear", "factor": 4.0})
+    assert linear is not None and linear.change([1.0, 0.5], 10.0) == [0.25, 0.125]
+    with pytest.raises(NotBuiltError, match="dynamic"):
+        build_scaling({"kind": "dynamic", "factor": 2.0})
+    with pytest.raises(ConfigError, match=r"kind=.yarm.*yarn"):
+        build_scaling({"kind": "yarm"})
+    with pytest.raises(ConfigError, match="for kind yarn the keys are factor, original_length"):
+        build_scaling({"kind": "yarn", "faktor": 2.0})
 
 
 def test_alibi_slopes_are_the_papers() -> None:

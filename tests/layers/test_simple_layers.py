@@ -111,6 +111,18 @@ ACTIVATIONS = {
 }  # fmt: skip
 
 
+def test_a_norm_may_train_a_difference_from_one() -> None:
+    norm, x = RMSNorm(8, offset=1.0), torch.randn(3, 8)
+    assert not norm.weight.any()
+    torch.testing.assert_close(norm(x), functional.rms_norm(x, (8,), None, 1e-6), **EXACT)
+    with torch.no_grad():
+        norm.weight.fill_(0.001)
+    # One plus a thousandth is one in bf16; the weight must not be lost.
+    half = norm.bfloat16()(x.double().bfloat16() * 100)
+    wanted = (1.001 * functional.rms_norm(x.bfloat16().float() * 100, (8,), None, 1e-6)).bfloat16()
+    torch.testing.assert_close(half, wanted, rtol=2**-7, atol=0)
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_are_their_formulas(name: str | None) -> None:
     x = torch.linspace(-4, 4, 50)

@@ -29,18 +29,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def lay_out(kind: str, layout: dict[str, Any], **options: Any) -> Any:
-    from dufu.models import GPT2, Bert, BertClassifier, Llama
+    from dufu.config.registry import lookup
     from dufu.optim import get_default_optimizer_params
     from dufu.parallel.build import distribute
     from dufu.parallel.layout import ParallelLayout
     from dufu.parallel.process import choose_device, join
 
     name, more = MODELS[kind]
-    model = {"gpt2": GPT2, "llama": Llama, "bert": Bert, "bert_classifier": BertClassifier}[name]
+    model, given = lookup(name, "model"), {k: v for k, v in {**_COMMON, **more}.items() if v != "none of its"}
     processes = join(ParallelLayout(**layout), choose_device("cpu"))
 
     def make() -> Any:
-        made = model(**{**_COMMON, **more})
+        made = model(**given)
         if "branches" in kind:
             for layer in made.layers:
                 layer.block.attention_drop_path.p = layer.block.mlp_drop_path.p = 0.4

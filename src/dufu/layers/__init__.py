@@ -11,10 +11,10 @@ from dufu.layers.loss import CrossEntropyLoss, KLDivergenceLoss, ParallelCrossEn
 from dufu.layers.mask import Mask, build_mask
 from dufu.layers.mlp import MLP, GatedMLP, build_activation
 from dufu.layers.moe import MixtureOfExperts
-from dufu.layers.norm import LayerNorm, RMSLayerNorm, RMSNorm
+from dufu.layers.norm import HeadRMSNorm, LayerNorm, RMSLayerNorm, RMSNorm
 from dufu.layers.patch import PatchEmbedding
 from dufu.layers.position import LearnedPositionalEmbedding, SinePositionalEmbedding
-from dufu.layers.rotary import Llama3Scaling, RotaryEmbedding, rotate
+from dufu.layers.rotary import LinearScaling, Llama3Scaling, RotaryEmbedding, YarnScaling, rotate
 from dufu.layers.router import Router, Routing
 from dufu.layers.transformer import TransformerLayer
 
@@ -31,6 +31,7 @@ __all__ = [
     "Dropout",
     "Embedding",
     "GatedMLP",
+    "HeadRMSNorm",
     "KLDivergenceLoss",
     "KeyValueCache",
     "LMLogits",
@@ -38,6 +39,7 @@ __all__ = [
     "LearnedPositionalEmbedding",
     "Linear",
     "Linear1D",
+    "LinearScaling",
     "Llama3Scaling",
     "Mask",
     "MixtureOfExperts",
@@ -55,6 +57,7 @@ __all__ = [
     "SinePositionalEmbedding",
     "TransformerLayer",
     "VocabEmbedding",
+    "YarnScaling",
     "ZeroRow",
     "build_activation",
     "build_mask",

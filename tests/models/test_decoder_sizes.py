@@ -1,0 +1,60 @@
+"""Named sizes of the families of decoders have as many parameters as the published models, and as transformers' of the same config."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+from dufu.config.instantiate import instantiate
+from dufu.models.hf import complete, family_of
+from dufu.training.effective import effective_config
+
+# What Hugging Face's pages report of the releases.
+PUBLISHED = {
+    "qwen2_0.5b": 494_032_768, "qwen2_1.5b": 1_543_714_304, "qwen2_7b": 7_615_616_512, "qwen2_72b": 72_706_203_648,
+    "qwen2.5_3b": 3_085_938_688, "qwen2.5_14b": 14_770_033_664, "qwen2.5_32b": 32_763_876_352, "qwen3_0.6b": 596_049_920,
+    "qwen3_4b": 4_022_468_096, "qwen3_8b": 8_190_735_360, "qwen3_32b": 32_762_123_264, "qwen1.5_moe_a2.7b": 14_315_784_192,
+    "qwen3_30b_a3b": 30_532_122_624, "qwen3_235b_a22b": 235_093_634_560, "mistral_7b_v0.1": 7_241_732_096,
+    "mistral_7b_v0.3": 7_248_023_552, "mistral_nemo_12b": 12_247_782_400, "mixtral_8x7b": 46_702_792_704, "gemma_2b": 2_506_172_416,
+    "gemma_7b": 8_537_680_896, "glm4_9b": 9_399_951_360, "chatglm3_6b": 6_243_584_000, "opt_125m": 125_239_296,
+    "opt_350m": 331_196_416, "opt_1.3b": 1_315_758_080, "bloom_560m": 559_214_592, "bloom_7b1": 7_069_016_064,
+    "bloom_176b": 176_247_271_424,
+}  # fmt: skip
+FAMILIES = ("qwen", "mistral", "mixtral", "gemma", "glm", "chatglm", "opt", "bloom")
+
+
+def sizes(family: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    module = import_module(f"dufu.models.{family}")
+    named = getattr(import_module(f"dufu.models.{family}.sizes"), "class_of", None)
+    (only, *_) = [name for name in module.__all__ if name != "SIZES"]
+    return {name: (named(name) if named else only, cfg) for name, cfg in module.SIZES.items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sizes_are_the_published_ones(family: str) -> None:
+    import transformers
+
+    for name, (kind, cfg) in sizes(family).items():
+        cfg = {**cfg, "vocab_size": cfg["vocab_size"] or 261}
+        target = f"dufu.models.{family}.{kind}"
+        with torch.device("meta"):
+            count = sum(p.numel() for p in getattr(import_module(f"dufu.models.{family}"), kind)(**cfg).parameters())
+        assert count == PUBLISHED.get(name, count), name
+        if family == "chatglm":  # transformers has no such class of its own
+            continue
+        config = transformers.AutoConfig.for_model(**family_of(target).write(target, complete(target, cfg)))
+        with torch.device("meta"):
+            other = transformers.AutoModelForCausalLM.from_config(config)
+        assert count == sum(p.numel() for p in other.parameters()), name
+
+
+def test_the_tiny_recipe_builds() -> None:
+    config = effective_config("qwen3_tiny")
+    config.model.cfg.vocab_size = 261
+    with torch.device("meta"):
+        model: Any = instantiate(config.model)
+    assert model.layers[0].block.attention.query_norm is not None
+    assert {module.p for module in model.modules() if type(module).__name__ == "Dropout"} == {0.1}
