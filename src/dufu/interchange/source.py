@@ -81,7 +81,7 @@ class ForeignWeights:
             absent = [name for name in names if name not in self._found]
             if not absent:
                 continue
-            allowed = matches(ours, allow_missing) or all(matches(name, allow_missing) for name in absent)
+            allowed = ours in self.table.optional or matches(ours, allow_missing) or all(matches(name, allow_missing) for name in absent)
             if allowed and len(absent) == len(names):
                 lacking.add(ours)
             else:

@@ -1,6 +1,7 @@
 """Model families, one folder each: the network, its named sizes, its names in other formats."""
 
 from dufu.models.albert import Albert
+from dufu.models.bart import Bart
 from dufu.models.bert import Bert, BertClassifier, BertFeatures
 from dufu.models.bloom import Bloom
 from dufu.models.chain import Batch, ChainModel
@@ -25,6 +26,7 @@ __all__ = [
     "OPT",
     "T5",
     "Albert",
+    "Bart",
     "Batch",
     "Bert",
     "BertClassifier",

@@ -42,6 +42,8 @@ HOMES = {
     "chatglm": "dufu.models.chatglm.hf",
     "t5": "dufu.models.t5.hf",
     "mt5": "dufu.models.t5.hf",
+    "bart": "dufu.models.bart.hf",
+    "mbart": "dufu.models.bart.hf",
 }
 
 # Fields that every config.json may have and that change no number of the network itself.
