@@ -20,12 +20,15 @@ from dufu.config.overrides import apply_overrides
 from dufu.config.schema import SECTIONS, to_dict
 from dufu.data.feed import micro_batches, shares
 from dufu.errors import ConfigError, DufuError, LayoutError
+from dufu.layers.loss import IGNORE
+from dufu.layers.random import token_keys
 from dufu.models.chain import Batch
+from dufu.models.huggingface import OutsideModel
 from dufu.optim.schedules import Schedule
 from dufu.parallel.build import distribute
 from dufu.parallel.layout import ParallelLayout, layout_from_config
 from dufu.parallel.layout_text import ONE, LayoutText, parse_layout, parse_layouts
-from dufu.parallel.outside import describe_weights
+from dufu.parallel.outside import describe_weights, is_transformers
 from dufu.parallel.pool import Pool
 from dufu.parallel.process import choose_device, join, world_size
 from dufu.parallel.rehearsal import rehearse
@@ -166,10 +169,12 @@ class ModuleJob:
         """Return the size of the batch."""
         return len(next(iter(self.fields.values())))
 
-    def chain(self) -> PlainChain:
+    def chain(self) -> PlainChain | OutsideModel:
         """Return a copy of the model on the meta device."""
         model = copy.deepcopy(self.model)
         describe_weights(model)
+        if is_transformers(model):
+            return OutsideModel(model)
         return PlainChain(model, self.loss, list(self.fields), self.positional)
 
     def settings(self, world: int) -> tuple[DictConfig, ParallelLayout, BatchPlan]:
@@ -208,7 +213,10 @@ def record_module(job: ModuleJob) -> RankRecord:
     optimizer = torch.optim.AdamW(distributed.groups, lr=job.learning_rate)
     scaler = LossScaler(config.train.amp) if precision.scaled else None
     step = RecordedStep(distributed, optimizer, _Constant(optimizer, 1 << 30), precision, scaler, 0.0, 2.0)
-    batches = [b.to(processes.device) for b in _micro_batches(job.fields, plan, processes.data.rank, processes.data.size)]
+    made = _micro_batches(job.fields, plan, processes.data.rank, processes.data.size)
+    if isinstance(distributed.model, OutsideModel):
+        made = (_token_batch(distributed.model, batch.extra, config.train.seed) for batch in made)
+    batches = [b.to(processes.device) for b in made]
     try:
         return Recorder(step, 1 << 30).run(job.steps, lambda number: batches)
     finally:
@@ -224,6 +232,39 @@ def _micro_batches(fields: dict[str, Tensor], plan: BatchPlan, rank: int, size: 
         rows = torch.from_numpy(chosen.copy()) if len(chosen) else torch.zeros(1, dtype=torch.int64)
         numbers = rows if len(chosen) else torch.full_like(rows, -1)
         yield Batch(rows[:, None], extra={NUMBERS: numbers, **{name: value[rows] for name, value in fields.items()}})
+
+
+def _token_batch(model: OutsideModel, fields: dict[str, Tensor], seed: int) -> Batch:
+    """Return a batch as dufu's models take it out of what transformers' models take; a sample of number -1 is not scored."""
+    numbers, ids, mask = fields[NUMBERS], fields["input_ids"], fields.get("attention_mask")
+    labels = fields["labels"].masked_fill((numbers < 0).view(-1, *[1] * (fields["labels"].dim() - 1)), IGNORE)
+    extra = {NUMBERS: numbers}
+    if model.by_sample:
+        extra["sentence_labels"] = labels
+    elif model.causal:  # theirs are the tokens themselves, ours those that follow
+        labels = torch.cat((labels[:, 1:], torch.full_like(labels[:, :1], IGNORE)), 1)
+    return Batch(
+        ids,
+        None if model.by_sample else labels,
+        positions=fields.get("position_ids"),
+        keys=token_keys(seed, 0, numbers, torch.arange(ids.shape[1]).expand_as(ids)),
+        padding=None if mask is None else mask.bool(),
+        token_types=fields.get("token_type_ids"),
+        extra=extra,
+    )
+
+
+_TOKEN_FIELDS = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "labels")
+
+
+def _check_token_fields(fields: dict[str, Tensor], positional: bool, loss: Loss | None) -> None:
+    """Raise DufuError where a batch is none that a transformers model can be checked with."""
+    if loss is not None:
+        raise DufuError("check: a transformers model has a loss of its own; leave loss= out, and give labels")
+    strange = [name for name in fields if name not in _TOKEN_FIELDS]
+    if positional or strange or not {"input_ids", "labels"} <= set(fields):
+        what = f"has {strange[0]}" if strange and not positional else "is no dict with input_ids and labels"
+        raise DufuError(f"check: the batch {what}; a transformers model takes a dict of {', '.join(_TOKEN_FIELDS)}")
 
 
 class ModuleSubject:
@@ -281,6 +322,7 @@ def check(
 
     A module is trained with AdamW on one batch. dp and zero suit every module whose loss is a mean over samples, tp those built from
     dufu's layers, pp an nn.Sequential whose children are the units. The processes import the module's class, and the loss, by name.
+    An unmodified transformers model takes a dict with labels, has its own loss, and runs in dp, zero, tp and pp as it does in a recipe.
 
     Args:
         model: a module, or a config: a recipe's name, a file or a run's folder.
@@ -307,6 +349,8 @@ def check(
         return check_config(model, overrides, layouts=text, data=data, steps=steps, pool=pool)
     refuse_shared_memory(model)
     fields, positional = _fields(batch, loss)
+    if is_transformers(model):
+        _check_token_fields(fields, positional, loss)
     job = ModuleJob(model, loss, fields, positional, tuple(overrides), steps, learning_rate)
     try:
         pickle.dumps(job)
