@@ -147,3 +147,37 @@ def test_what_does_not_fit_together_is_said_before_any_work(
 def test_pictures_for_a_model_of_text_are_refused(noise: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="dataset=pictures, but dufu.models.bert.Bert takes none"):
         train("bert_tiny", [f"train.output_dir={tmp_path / 'run'}", "dataloader.dataset={_target_: pictures}"], data=[str(noise)])
+
+
+@pytest.mark.parametrize("share", ["null", "1.0"])
+def test_a_run_exported_is_a_folder_that_transformers_classifies_pictures_with(share: str, tmp_path: Path) -> None:
+    import torch
+    from PIL import Image
+    from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+    from dufu.data.augment import Augmentation
+    from dufu.models import Batch
+    from dufu.training.export_hf import export_folder
+    from dufu.training.load import load
+
+    data, run = write_shapes(tmp_path / "data", 8, size=16), tmp_path / "run"
+    settings = [
+        f"train.output_dir={run}",
+        "train.train_iter=2",
+        "train.tensorboard=false",
+        f"dataloader.dataset.crop_share={share}",
+    ]
+    train("vit_tiny", [*SMALL, *settings], data=[str(data)])
+    export_folder(run, tmp_path / "out")
+    theirs = AutoModelForImageClassification.from_pretrained(tmp_path / "out").eval()
+    assert theirs.config.id2label == {0: "circle", 1: "square", 2: "triangle"}
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
+    image = Image.open(data / "square" / "003.png")
+    pixels = Augmentation(12, crop_share=None if share == "null" else 1.0).plain(image)
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "out")
+    ready = processor(image, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(ready[0], torch.from_numpy(pixels), rtol=0, atol=2 / 255 / 0.224)  # bytes rounded another way
+    loaded = load(run)
+    with torch.no_grad():
+        mine = loaded.distributed.model(Batch(torch.arange(10)[None], extra={"pixels": ready}))
+        torch.testing.assert_close(mine, theirs(ready).logits, rtol=1e-5, atol=1e-5)

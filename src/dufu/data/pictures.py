@@ -152,6 +152,34 @@ class PictureDataset:
             )
 
     @staticmethod
+    def foreign_files(config: DictConfig) -> dict[str, dict[str, Any]]:
+        """Return what a Hugging Face folder says of pictures: in config.json the classes, and how a picture is made ready."""
+        dataset = config.dataloader.dataset
+        side, share = int(dataset.img_size), dataset.get("crop_share", 0.875)
+        classes = [str(name) for name in dataset.classes]
+        named = dict(enumerate(classes)) | {i: f"LABEL_{i}" for i in range(len(classes), int(config.model.cfg.num_classes))}
+        files: dict[str, dict[str, Any]] = {
+            "config.json": {
+                "id2label": {str(i): name for i, name in named.items()},
+                "label2id": {name: i for i, name in named.items()},
+            }
+        }
+        if dataset.channels != 3:  # transformers' processors do not make pictures grey
+            return files
+        square = {"height": side, "width": side}
+        how = {"image_processor_type": "ViTImageProcessor", "size": square}
+        if share is not None:
+            shorter = {"shortest_edge": round(side / share)}
+            how = {"image_processor_type": "CLIPImageProcessor", "size": shorter, "do_center_crop": True, "crop_size": square}
+        defaults = inspect.signature(PictureDataset.__init__).parameters
+        mean, std = (list(map(float, dataset.get(name, defaults[name].default))) for name in ("mean", "std"))
+        files["preprocessor_config.json"] = {
+            **how, "do_resize": True, "resample": 3, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True,
+            "do_convert_rgb": True, "image_mean": mean * (3 // len(mean)), "image_std": std * (3 // len(std)),
+        }  # fmt: skip
+        return files
+
+    @staticmethod
     def write_made_up(folder: Path, config: DictConfig) -> Path:
         """Write seeded noise as labelled pictures, for comparing layouts without data; return the file."""
         draw, path, cfg = np.random.default_rng(int(config.train.seed)), folder / "made_up.npz", config.model.get("cfg") or {}

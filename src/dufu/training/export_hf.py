@@ -21,6 +21,7 @@ from dufu.models.hf import family_of, read_config
 from dufu.models.names import Shape
 from dufu.parallel.region import Region
 from dufu.training.checkpoint import AVERAGE, CheckpointReader, find_weights
+from dufu.training.data import dataset_class
 from dufu.training.effective import effective_config
 from dufu.training.load import tokenizer_of
 from dufu.training.pretrained import KEPT, ORIGIN, config_of_folder, named_model, open_weights, torch_dtype
@@ -74,14 +75,19 @@ def export_folder(source: str | Path, out: str | Path, dtype: str | None = None,
     weights.compare(shapes, (), ())
     origin = path if foreign else path.parent.parent / ORIGIN
     chosen = dtype or (torch_dtype(origin) if foreign else "float32")
-    tokenizer = None if foreign else tokenizer_of(path, config)
+    beside = None if foreign else getattr(dataset_class(config), "foreign_files", None)  # of a dataset whose samples are no text
+    tokenizer = None if foreign or beside else tokenizer_of(path, config)
+    files: dict[str, dict[str, Any]] = beside(config) if beside else {}
     with OutFolder(Path(out)) as folder:
         size = write_weights(folder, table, shapes, _within_range(weights, config, chosen), chosen, largest)
         written = config_fields(fields, origin, chosen, tokenizer)
+        written |= files.pop("config.json", {})
         write_json(folder / "config.json", written)
         for name in KEPT:
             if name != "config.json" and (origin / name).is_file():
                 shutil.copyfile(origin / name, folder / name)
+        for name, content in files.items():
+            write_json(folder / name, content)
         if tokenizer is not None and not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json")):
             tokenizer.save(folder)
         if not (folder / "generation_config.json").is_file() and _generates(written):
