@@ -16,7 +16,7 @@ from dufu.parallel.build import Distributed
 from dufu.parallel.layout import layout_from_config
 from dufu.parallel.process import Processes, choose_device, join, settle_allocator, settle_threads, world_size
 from dufu.training.checkpoint import CheckpointReader, find_weights, load_weights
-from dufu.training.data import tokenizer_from_config
+from dufu.training.data import complete_model_config, tokenizer_from_config
 from dufu.training.effective import effective_config
 from dufu.training.precision import Precision, precision_from_config
 from dufu.training.pretrained import ORIGIN, config_of_folder, end_tokens_of, has_tokenizer, open_weights
@@ -68,6 +68,8 @@ def load(folder: str | Path, overrides: Sequence[str] = (), data: Sequence[str] 
     own = [*defaults("train.dist"), *defaults("train.zero_optimization"), "train.activation_checkpoint.enabled=false"]
     written = config_of_folder(path) if is_folder(path) else path / "config.yaml"
     config = effective_config(written, [*own, *overrides], data)
+    tokenizer = tokenizer_of(path, config)
+    complete_model_config(config, tokenizer)
     layout = layout_from_config(config.train, world_size())
     settle_allocator()
     settle_threads(1)
@@ -79,7 +81,7 @@ def load(folder: str | Path, overrides: Sequence[str] = (), data: Sequence[str] 
     distributed.model.eval()
     end_tokens = end_tokens_of(path if is_folder(path) else path.parent.parent / ORIGIN)
     step = int(source.state["step"]) if isinstance(source, CheckpointReader) else 0
-    return Loaded(distributed, tokenizer_of(path, config), config, precision, path, step, end_tokens)
+    return Loaded(distributed, tokenizer, config, precision, path, step, end_tokens)
 
 
 def tokenizer_of(checkpoint: Path, config: DictConfig) -> TextTokenizer:

@@ -88,7 +88,7 @@ class EncoderChain(ChainModel):
     """Embedding, layers, and whatever head a subclass sets as `head`."""
 
     causal = False
-    dataset = "bert"
+    dataset: str | None = None  # the samples that it is evaluated on unless a config says otherwise
     position_offset = 0  # rows of the position table before that of position 0
     embedding: BertEmbedding
     layers: nn.ModuleList

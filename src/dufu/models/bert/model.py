@@ -14,6 +14,7 @@ from dufu.models.chain import Batch
 class PretrainingChain(EncoderChain):
     """An encoder with masked words and perhaps sentence pairs as objectives; a subclass sets `head`, a BertHead."""
 
+    dataset = "masked_lm"
     head: BertHead
 
     def set_objectives(self) -> None:

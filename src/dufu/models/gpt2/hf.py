@@ -45,7 +45,7 @@ def write(target: str, cfg: Mapping[str, Any]) -> dict[str, Any]:
         "vocab_size": cfg["vocab_size"],
         "n_layer": cfg["hidden_layers"],
         "n_embd": cfg["hidden_size"],
-        "n_inner": cfg["ffn_hidden_size"] or 4 * cfg["hidden_size"],
+        "n_inner": None if cfg["ffn_hidden_size"] == 4 * cfg["hidden_size"] else cfg["ffn_hidden_size"],
         "n_head": cfg["num_attention_heads"],
         "n_positions": cfg["max_seq_length"],
         "embd_pdrop": cfg["embedding_dropout_prob"],
