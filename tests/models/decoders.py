@@ -21,12 +21,17 @@ _NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_t
 _YARN = {
     "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0, "beta_slow": 1.0,
 }  # fmt: skip
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}  # fmt: skip
 _WINDOW: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 _THETA = {"rope_type": "default", "rope_theta": 500.0}
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 # name: (transformers' config class, its model class, arguments)
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {**_SIZES, "rope_parameters": _LLAMA3}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {**_SIZES, "rope_parameters": _THETA, "rms_norm_eps": 1e-3}),
     "qwen2 with windows": ("Qwen2Config", "Qwen2ForCausalLM", {**_SIZES, **_WINDOW, "tie_word_embeddings": True}),
     "qwen2 with yarn": ("Qwen2Config", "Qwen2ForCausalLM", {**_SIZES, "rope_parameters": _YARN}),

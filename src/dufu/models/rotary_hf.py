@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dufu.errors import CheckpointError
+from dufu.layers.rotary import SCALINGS, build_scaling
 from dufu.models.hf import Fields, activation_name
 from dufu.models.names import Rule, Table, each, experts, joined, pairwise, same
 
@@ -60,12 +61,15 @@ def rotary(fields: Fields, base: float = 10000.0, share: float | None = None) ->
 
 def written_rotary(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the rotary positions, as versions before and from 5 read them."""
-    base, scaling = cfg["rotary_base"], dict(cfg["rotary_scaling"] or {})
-    kind = scaling.pop("kind", "llama3") if scaling else "default"
-    given = {_SCALINGS[kind][ours][0]: value for ours, value in scaling.items()}
+    base, scaling = cfg["rotary_base"], build_scaling(cfg["rotary_scaling"])
+    kind = next((name for name, made in SCALINGS.items() if type(scaling) is made), "default")
+    given: dict[str, Any] = {}
+    if scaling is not None:  # with the defaults of what the model's arguments leave out
+        numbers = {theirs: getattr(scaling, ours) for ours, (theirs, _) in _SCALINGS[kind].items()}
+        given = {name: value for name, value in numbers.items() if value is not None}
     share = {"partial_rotary_factor": cfg["partial_rotary_factor"]} if "partial_rotary_factor" in cfg else {}
     fields: dict[str, Any] = {"rope_theta": base, **share}
-    if scaling:
+    if given:
         fields["rope_scaling"] = {"rope_type": kind, **given}
     return {**fields, "rope_parameters": {"rope_type": kind, "rope_theta": base, **share, **given}}
 
