@@ -23,13 +23,14 @@ def onnx(
         int | None, typer.Option(help="Bytes of weights above which they lie in a file beside the graph; default just under 2 GB.")
     ] = None,
     check: Annotated[bool, typer.Option(help="Compare onnxruntime with PyTorch before the folder appears.")] = True,
+    tokenizer: Annotated[str | None, typer.Option(help="The tokenizer of a Hugging Face folder that holds none.")] = None,
 ) -> None:
     """Write ONNX graphs: any batch and length, the cache in and out; compared with PyTorch, and run by dufu generate."""
     from dufu.onnx.export import export_onnx
     from dufu.onnx.write import EXTERNAL_ABOVE
 
     limit = EXTERNAL_ABOVE if external_data_above is None else external_data_above
-    exported = export_onnx(folder, out, opset, limit, check)
+    exported = export_onnx(folder, out, opset, limit, check, tokenizer)
     for path in exported.files:
         print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
     trials = sum(each.trials for each in exported.compared)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dufu.layers.attention import KeyValueCache
 from dufu.models.chain import Batch, ChainModel
-from dufu.onnx.graph import BATCH, LENGTH, PAST, TOTAL, Axes, Graph, Trial, made_up_ids, made_up_masks
+from dufu.onnx.graph import BATCH, LENGTH, PAST, TOTAL, Axes, Graph, Trial, made_up_cache, made_up_ids, made_up_masks
 
 
 def cache_shapes(model: ChainModel) -> list[tuple[int, int]]:
@@ -64,12 +64,21 @@ class DecoderGraph(Graph):
             present += [cache.keys, cache.values]
         return [scores, *present]
 
-    def _trial(self, batch: int, past: int, new: int, kind: str) -> Trial:
+    @property
+    def window(self) -> int:
+        """Return the widest sliding window that a text may outgrow; 0 where there is none."""
+        return max((w for w in getattr(self.model, "windows", ()) if w < self.longest), default=0)
+
+    def traced(self) -> Trial:
+        """See Graph. With sliding windows the text is longer than any of them, since a shorter one needs no window."""
+        return self._trial(2, max(4, self.window + 2), 2, "all tokens", made_up=True)
+
+    def _trial(self, batch: int, past: int, new: int, kind: str, made_up: bool = False) -> Trial:
         mask = made_up_masks(batch, past + new)[kind]
         ids = made_up_ids(batch, past + new, self.vocabulary)
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        kept = [torch.zeros(batch, heads, 0, size) for heads, size in self.shapes for _ in range(2)]
-        if past:  # what PyTorch keeps of the first tokens, rather than made-up numbers
+        positions = (mask.cumsum(1) - 1).clamp(0, self.longest - 1)
+        kept = [made_up_cache(batch, heads, past if made_up else 0, size) for heads, size in self.shapes for _ in range(2)]
+        if past and not made_up:  # what PyTorch keeps of the first tokens
             with torch.no_grad():
                 kept = self([ids[:, :past], mask[:, :past], positions[:, :past], *kept])[1:]
         tensors = [ids[:, past:].contiguous(), mask, positions[:, past:].contiguous(), *kept]
@@ -78,10 +87,12 @@ class DecoderGraph(Graph):
     def trials(self) -> Iterator[Trial]:
         """See Graph: with and without a cache, one and several new tokens, every kind of mask."""
         longest = self.longest
-        yield self._trial(2, max(2, min(4, longest - 2)), 2, "all tokens")
-        sizes = [(1, 0, 1), (1, 1, 1), (3, 0, min(5, longest)), (3, min(7, longest - 3), 3), (1, min(33, longest - 1), 1)]
-        for batch, past, new in dict.fromkeys(s for s in sizes if s[1] >= 0):
+        sizes = [(2, 4, 2), (1, 0, 1), (1, 1, 1), (3, 0, 5), (3, 7, 3), (1, min(33, longest - 1), 1)]
+        for batch, past, new in dict.fromkeys(s for s in sizes if s[1] >= 0 and s[1] + s[2] <= longest):
             yield self._trial(batch, past, new, "all tokens")
         for kind in ("padding on the left", "padding on the right", "holes"):
             yield self._trial(2, 0, min(5, longest), kind)
             yield self._trial(3, min(4, longest - 1), 1, kind)
+        if self.window:
+            for new in (1, 3):
+                yield self._trial(1, self.window, new, "all tokens", made_up=True)

@@ -1,4 +1,4 @@
-"""A model that sees both sides as one ONNX graph: BERT and RoBERTa for words, sentence pairs or classes."""
+"""A model that sees both sides as one ONNX graph: BERT, RoBERTa and ALBERT for words, sentence pairs, classes or hidden states."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dufu.models.bert.heads import BertHead, ClassifierHead, FeaturesHead
 from dufu.models.chain import Batch, ChainModel
 from dufu.onnx.graph import BATCH, LENGTH, Axes, Graph, Trial, made_up_ids, made_up_masks
 
+# What the score of the sentence pair is called, where it is not BERT's name.
+_PAIRS = {"Albert": "sop_logits"}
+
 
 class EncoderGraph(Graph):
-    """input_ids, attention_mask and, where the model has segments, token_type_ids (B, T) → scores of words (B, T, V) or of classes (B, C).
+    """input_ids, attention_mask and, where the model has segments, token_type_ids (B, T) → what the head makes of them.
 
-    A model for pre-training gives `prediction_logits` and `seq_relationship_logits` (B, 2), the others `logits`.
+    Scores of words (B, T, V), with those of the pair (B, 2) beside in pre-training; scores of classes (B, C); or hidden states (B, T, H)
+    and the pooled first token (B, H).
     """
 
     model: ChainModel
@@ -23,11 +28,13 @@ class EncoderGraph(Graph):
     def __init__(self, model: ChainModel) -> None:
         super().__init__(model)
         self.vocabulary, self.longest = int(model.vocab_size), int(model.max_seq_length)  # type: ignore[arg-type]
-        segments = getattr(model.embedding, "token_type", None)
+        segments: Any = getattr(model.embedding, "token_type", None)
         self.segments = 0 if segments is None else int(segments.num_embeddings)
-        head = list(model.units().values())[-1]
-        self.judges_pairs = getattr(head, "sentence", None) is not None
-        self.pools = hasattr(head, "classes")
+
+    @property
+    def head(self) -> Any:
+        """Return the last unit."""
+        return list(self.model.units().values())[-1]
 
     def inputs(self) -> dict[str, Axes]:
         """See Graph."""
@@ -36,24 +43,31 @@ class EncoderGraph(Graph):
 
     def outputs(self) -> dict[str, Axes]:
         """See Graph."""
-        if self.judges_pairs:
-            return {"prediction_logits": {0: BATCH, 1: LENGTH}, "seq_relationship_logits": {0: BATCH}}
-        return {"logits": {0: BATCH} if self.pools else {0: BATCH, 1: LENGTH}}
+        head, each, whole = self.head, {0: BATCH, 1: LENGTH}, {0: BATCH}
+        if isinstance(head, FeaturesHead):
+            return {"last_hidden_state": each, **({} if head.pooler is None else {"pooler_output": whole})}
+        if isinstance(head, BertHead) and head.sentence is not None:
+            return {"prediction_logits": each, _PAIRS.get(type(self.model).__name__, "seq_relationship_logits"): whole}
+        return {"logits": whole if isinstance(head, ClassifierHead) else each}
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         """See Graph."""
         input_ids, attention_mask, *types = tensors
         batch = self.model.prepare(Batch(input_ids, padding=attention_mask.bool(), token_types=types[0] if types else None))
-        *units, last = self.model.units().values()
-        head: Any = last
+        *units, head = self.model.units().values()
         state: Any = None
         for unit in units:
             state = unit(state, batch)
-        scores = [head(state, batch)]
-        if self.judges_pairs:
-            normed = state if head.norm is None else head.norm(state)
-            scores.append(head.sentence(head.pooler(normed)))
-        return scores
+        found: list[Tensor] = [head(state, batch)]
+        if isinstance(head, FeaturesHead) and head.pooler is not None:
+            found.append(head.pooled(found[0]))
+        if isinstance(head, BertHead) and head.pooler is not None and head.sentence is not None:
+            found.append(head.sentence(head.pooler(state if head.norm is None else head.norm(state))))
+        return found
+
+    def traced(self) -> Trial:
+        """See Graph."""
+        return self._trial(2, 3, "all tokens")
 
     def _trial(self, batch: int, length: int, kind: str) -> Trial:
         tensors = [made_up_ids(batch, length, self.vocabulary), made_up_masks(batch, length)[kind]]
@@ -63,7 +77,6 @@ class EncoderGraph(Graph):
 
     def trials(self) -> Iterator[Trial]:
         """See Graph: short and long, one and several rows, every kind of mask."""
-        yield self._trial(2, 3, "all tokens")
         for batch, length in ((1, 1), (3, 7), (1, 33)):
             yield self._trial(batch, min(length, self.longest), "all tokens")
         for kind in ("padding on the left", "padding on the right", "holes"):

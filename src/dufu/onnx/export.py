@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ from dufu.models.hf import family_of
 from dufu.onnx.compare import Compared, compare
 from dufu.onnx.decoder import DecoderGraph
 from dufu.onnx.encoder import EncoderGraph
+from dufu.onnx.encoder_decoder import SideGraph, graphs_of
 from dufu.onnx.facts import Facts
 from dufu.onnx.graph import Graph
+from dufu.onnx.picture import PictureGraph
 from dufu.onnx.session import Session, require
 from dufu.onnx.write import EXTERNAL_ABOVE, FIRST_OPSET, check_settings, write_graph
 from dufu.training.checkpoint import find_weights
@@ -50,14 +53,41 @@ def _encoder_facts(graphs: list[EncoderGraph]) -> dict[str, Any]:
     return {"vocab_size": graphs[0].vocabulary, "max_seq_length": graphs[0].longest}
 
 
+def _encoder_decoder_facts(graphs: list[SideGraph]) -> dict[str, Any]:
+    graph, model = graphs[0], graphs[0].model
+    start = -1 if model.start_token is None else model.start_token
+    caches = [list(shape) for shape in graph.shapes]
+    return {"vocab_size": graph.vocabulary, "max_seq_length": model.longest or 0, "caches": caches, "start_token": start}
+
+
 DECODER = Kind("decoder", lambda model: [DecoderGraph(model)], _decoder_facts)
 ENCODER = Kind("encoder", lambda model: [EncoderGraph(model)], _encoder_facts)
+ENCODER_DECODER = Kind("encoder_decoder", graphs_of, _encoder_decoder_facts)
+PICTURE = Kind("picture", lambda model: [PictureGraph(model)], lambda graphs: {})
 
+# Our classes by the path under which their families know them.
 KINDS = {
     "dufu.models.gpt2.GPT2": DECODER,
     "dufu.models.llama.Llama": DECODER,
+    "dufu.models.qwen.Qwen2": DECODER,
+    "dufu.models.qwen.Qwen3": DECODER,
+    "dufu.models.mistral.Mistral": DECODER,
+    "dufu.models.gemma.Gemma": DECODER,
+    "dufu.models.glm.Glm": DECODER,
+    "dufu.models.glm.Glm4": DECODER,
+    "dufu.models.chatglm.ChatGLM": DECODER,
+    "dufu.models.opt.OPT": DECODER,
+    "dufu.models.bloom.Bloom": DECODER,
     "dufu.models.bert.Bert": ENCODER,
     "dufu.models.bert.BertClassifier": ENCODER,
+    "dufu.models.bert.BertFeatures": ENCODER,
+    "dufu.models.roberta.Roberta": ENCODER,
+    "dufu.models.roberta.RobertaClassifier": ENCODER,
+    "dufu.models.roberta.RobertaFeatures": ENCODER,
+    "dufu.models.albert.Albert": ENCODER,
+    "dufu.models.t5.T5": ENCODER_DECODER,
+    "dufu.models.t5.MT5": ENCODER_DECODER,
+    "dufu.models.vit.VisionTransformer": PICTURE,
 }
 
 
@@ -99,6 +129,7 @@ def export_onnx(
     opset: int = FIRST_OPSET,
     external_above: int = EXTERNAL_ABOVE,
     check: bool = True,
+    tokenizer: str | None = None,
 ) -> Exported:
     """Write a model as ONNX graphs, compared with PyTorch before they appear at `out`.
 
@@ -108,6 +139,7 @@ def export_onnx(
         opset: version of the operator set.
         external_above: with more bytes of weights than this they lie in a file beside the graph.
         check: whether onnxruntime's numbers are compared with PyTorch's.
+        tokenizer: that of a folder that holds none; see `dufu.data.tokenizer.load_tokenizer`.
 
     Raises:
         ConfigError: a setting that cannot be, `out` holds something, or the extra is not installed.
@@ -124,7 +156,8 @@ def export_onnx(
     kind = kind_of(target, cfg)
     place = OutFolder(Path(out))
     with place as part:
-        loaded = load(folder, ["train.amp.enabled=false", "graph.enabled=false"])
+        named = [] if tokenizer is None else [f"tokenization.tokenizer={tokenizer}"]
+        loaded = load(folder, ["train.amp.enabled=false", "graph.enabled=false", *named])
         exported = _write(loaded, kind, target, cfg, part, opset, external_above, check)
     return Exported([place.path / file.name for file in exported.files], exported.compared)
 
@@ -141,19 +174,23 @@ def _write(
             compared.append(compare(graph, Session(folder / graph.file)))
     ends = list(loaded.end_tokens)
     Facts(kind.name, target, [g.file for g in graphs], end_tokens=ends, opset=opset, **kind.facts(graphs)).write(folder)
-    loaded.tokenizer.save(folder)
-    _write_config(loaded, target, cfg, folder)
+    if kind is not PICTURE:
+        loaded.tokenizer.save(folder)
+    _write_others(loaded, target, cfg, folder)
     for path in folder.iterdir():
         sync(path)
     return Exported(files, compared)
 
 
-def _write_config(loaded: Loaded, target: str, cfg: dict[str, Any], folder: Path) -> None:
-    """Write the config.json by which other tools know the model, where there is one for it; dufu does not need it."""
+def _write_others(loaded: Loaded, target: str, cfg: dict[str, Any], folder: Path) -> None:
+    """Write what other tools want beside the graphs, where the model has a form there; dufu does not need it."""
+    path = loaded.checkpoint
+    origin = path if is_folder(path) else path.parent.parent / ORIGIN
+    for name in ("generation_config.json", "preprocessor_config.json"):
+        if (origin / name).is_file():
+            shutil.copyfile(origin / name, folder / name)
     try:
         fields = family_of(target).write(target, cfg)
     except ConfigError:
         return
-    path = loaded.checkpoint
-    origin = path if is_folder(path) else path.parent.parent / ORIGIN
     write_json(folder / "config.json", config_fields(fields, origin, "float32", loaded.tokenizer))

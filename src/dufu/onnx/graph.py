@@ -49,8 +49,12 @@ class Graph(nn.Module):
         """Return the outputs in order."""
         raise NotImplementedError
 
+    def traced(self) -> Trial:
+        """Return the call that is traced. None of its free sizes is 0 or 1, for which tracers make graphs of their own."""
+        raise NotImplementedError
+
     def trials(self) -> Iterator[Trial]:
-        """Yield calls of many sizes and masks. The first is the one that is traced; none of its free sizes is 0 or 1."""
+        """Yield calls of many sizes and masks, to be compared."""
         raise NotImplementedError
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -61,6 +65,11 @@ class Graph(nn.Module):
 def made_up_ids(batch: int, length: int, vocabulary: int) -> Tensor:
     """Return (batch, length) token numbers that differ from row to row."""
     return (torch.arange(batch)[:, None] * 5 + torch.arange(length) * 7 + 3) % vocabulary
+
+
+def made_up_cache(batch: int, heads: int, length: int, size: int) -> Tensor:
+    """Return (batch, heads, length, size) numbers between -1 and 1, as keys or values."""
+    return torch.arange(batch * heads * length * size, dtype=torch.float32).sin().view(batch, heads, length, size)
 
 
 def made_up_masks(batch: int, length: int) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""An exported decoder in the place of a model: the same decoding loop, its scores from onnxruntime."""
+"""Exported graphs in the place of a model: the same decoding loops, their scores from onnxruntime."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ class OnnxDecoder(ChainModel):
         self.session = Session(folder / facts.graphs[0])
         self.vocab_size, self.max_seq_length = facts.vocab_size, facts.max_seq_length
         self._caches = [(heads, size) for heads, size in facts.caches]
-        expected = 3 + 2 * len(self._caches)
-        if len(self.session.inputs) != expected or len(self.session.outputs) != expected - 2:
-            raise CheckpointError(f"{folder}: the graph and the facts beside it are of different models; export the model again")
+        _check(folder, self.session, 3 + 2 * len(self._caches), 1 + 2 * len(self._caches))
 
     def new_caches(self) -> list[KeyValueCache]:
         """See ChainModel."""
@@ -52,9 +50,70 @@ class OnnxDecoder(ChainModel):
         positions = torch.arange(total - new, total).expand(rows, new) if batch.positions is None else batch.positions
         wanted = None if batch.caches else ["logits"]
         scores, *present = self.session([batch.input_ids, mask, positions, *past], wanted)
-        for cache, keys, values in zip(batch.caches or (), present[::2], present[1::2]):
-            cache.keys, cache.values = keys, values
+        _fill(batch.caches or [], present[0::2], present[1::2])
         return scores[:, -1:] if batch.last_only else scores
+
+
+class OnnxEncoderDecoder(ChainModel):
+    """An encoder-decoder model whose weights lie in three ONNX graphs; as a module it has none.
+
+    Args:
+        folder: where the graphs lie.
+        facts: of the folder.
+    """
+
+    causal = False
+    is_encoder_decoder = True
+
+    def __init__(self, folder: Path, facts: Facts) -> None:
+        super().__init__()
+        if len(facts.graphs) != 3:
+            raise CheckpointError(f"{folder}: names {len(facts.graphs)} graphs instead of 3; export the model again")
+        self.encoder, self.first, self.later = (Session(folder / name) for name in facts.graphs)
+        self.start_token = None if facts.start_token < 0 else facts.start_token
+        self.longest = facts.max_seq_length or None
+        self.layers = len(facts.caches)
+        _check(folder, self.encoder, 2, 1)
+        _check(folder, self.first, 3, 1 + 4 * self.layers)
+        _check(folder, self.later, 2 + 4 * self.layers, 1 + 2 * self.layers)
+
+    def new_caches(self) -> list[KeyValueCache]:
+        """See ChainModel."""
+        return [KeyValueCache() for _ in range(self.layers)]
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the scores of the decoder's tokens (B, T or 1, V); the encoder runs where the caches hold nothing of it yet."""
+        own = batch.decoder
+        assert own is not None
+        mask = torch.ones_like(batch.input_ids) if batch.padding is None else batch.padding.long()
+        if batch.encoded:
+            assert own.caches is not None and batch.caches is not None
+            scores, *present = self.later([mask, own.input_ids, *_interleaved(own.caches, batch.caches)])
+            _fill(own.caches, present[0::2], present[1::2])
+        else:
+            (memory,) = self.encoder([batch.input_ids, mask])
+            scores, *present = self.first([mask, own.input_ids, memory], None if own.caches else ["logits"])
+            _fill(own.caches or [], present[0::4], present[1::4])
+            _fill(batch.caches or [], present[2::4], present[3::4])
+        return scores[:, -1:] if own.last_only else scores
+
+
+def _check(folder: Path, session: Session, inputs: int, outputs: int) -> None:
+    if len(session.inputs) != inputs or len(session.outputs) != outputs:
+        raise CheckpointError(f"{folder}: a graph and the facts beside it are of different models; export the model again")
+
+
+def _interleaved(own: Sequence[KeyValueCache], read: Sequence[KeyValueCache]) -> list[Tensor]:
+    kept = [tensor for mine, its in zip(own, read) for tensor in (mine.keys, mine.values, its.keys, its.values)]
+    return [tensor for tensor in kept if tensor is not None]
+
+
+def _fill(caches: Sequence[KeyValueCache], keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for cache, new_keys, new_values in zip(caches, keys, values):
+        cache.keys, cache.values = new_keys, new_values
+
+
+MODELS: dict[str, type[OnnxDecoder | OnnxEncoderDecoder]] = {"decoder": OnnxDecoder, "encoder_decoder": OnnxEncoderDecoder}
 
 
 @dataclass
@@ -68,31 +127,31 @@ class LoadedOnnx:
         end_tokens: which end a text; none = the tokenizer's.
     """
 
-    model: OnnxDecoder
+    model: OnnxDecoder | OnnxEncoderDecoder
     tokenizer: TextTokenizer
     processes: Processes
     end_tokens: tuple[int, ...]
 
 
 def load_onnx(folder: str | Path, overrides: Sequence[str] = ()) -> LoadedOnnx:
-    """Open an exported decoder; nothing of it is loaded into PyTorch.
+    """Open exported graphs that write text; nothing of it is loaded into PyTorch.
 
     Args:
         folder: where `dufu export onnx` wrote it.
         overrides: none; there are no settings.
 
     Raises:
-        ConfigError: onnxruntime is missing, the folder holds no decoder, or there are several processes.
+        ConfigError: onnxruntime is missing, the folder holds graphs of another kind, or there are several processes.
         CheckpointError: a file is missing or damaged.
     """
     folder = Path(folder)
     if overrides:
         raise ConfigError(f"{overrides[0]}: an ONNX graph has no such settings; {folder} runs as it is")
     facts = read_facts(folder)
-    if facts.kind != "decoder":
+    if facts.kind not in MODELS:
         raise ConfigError(f"{folder}: holds a model of kind {facts.kind}, which does not continue text")
     if world_size() > 1:
         raise ConfigError(f"{folder}: an ONNX graph runs in one process, not in {world_size()}; leave --nproc out")
     settle_threads(1)
     processes = join(ParallelLayout(), torch.device("cpu"))
-    return LoadedOnnx(OnnxDecoder(folder, facts), load_tokenizer(folder), processes, tuple(facts.end_tokens))
+    return LoadedOnnx(MODELS[facts.kind](folder, facts), load_tokenizer(folder), processes, tuple(facts.end_tokens))

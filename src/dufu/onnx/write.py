@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dufu.errors import ConfigError, NotBuiltError
 from dufu.onnx.graph import Axes, Graph
@@ -79,31 +79,29 @@ def write_graph(graph: Graph, folder: Path, opset: int, external_above: int) -> 
 
 
 def _trace(graph: Graph, opset: int) -> Any:
-    trial = next(graph.trials())
+    trial = graph.traced()
     free = [dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in graph.inputs().values()]
     try:
-        program: Any = torch.onnx.export(
-            graph,
-            (trial.tensors,),
-            dynamo=True,
-            input_names=list(graph.inputs()),
-            output_names=list(graph.outputs()),
-            dynamic_shapes=(free,),
-            opset_version=opset,
-            optimize=False,
-            verbose=False,
-        )
+        # The fused kernels promise an order of memory that their decomposition does not keep.
+        with sdpa_kernel(SDPBackend.MATH):
+            program: Any = torch.onnx.export(
+                graph,
+                (trial.tensors,),
+                dynamo=True,
+                input_names=list(graph.inputs()),
+                output_names=list(graph.outputs()),
+                dynamic_shapes=(free,),
+                opset_version=opset,
+                optimize=False,
+                verbose=False,
+            )
     except torch.onnx.OnnxExporterError as error:
-        name = type(_inner(graph)).__name__
+        name = type(graph.model).__name__
         raise NotBuiltError(f"{name}: PyTorch does not write it as an ONNX graph ({first_line(_cause(error))})") from error
     made = program.model.opset_imports.get("")
     if made != opset:
         raise NotBuiltError(f"--opset {opset}: this model comes out in {made} only; leave --opset out")
     return program.model
-
-
-def _inner(graph: Graph) -> nn.Module:
-    return graph.model
 
 
 def _cause(error: BaseException) -> Exception:
