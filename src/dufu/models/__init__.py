@@ -15,6 +15,7 @@ from dufu.models.mistral import Mistral
 from dufu.models.mixtral import Mixtral
 from dufu.models.opt import OPT
 from dufu.models.qwen import Qwen2, Qwen2Moe, Qwen3, Qwen3Moe
+from dufu.models.resmlp import ResMLP
 from dufu.models.roberta import Roberta, RobertaClassifier, RobertaFeatures
 from dufu.models.swin import SwinTransformer, SwinTransformerV2
 from dufu.models.t5 import MT5, T5
@@ -45,6 +46,7 @@ __all__ = [
     "Qwen2Moe",
     "Qwen3",
     "Qwen3Moe",
+    "ResMLP",
     "Roberta",
     "RobertaClassifier",
     "RobertaFeatures",

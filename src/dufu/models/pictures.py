@@ -48,16 +48,19 @@ def count_pictures(batch: Batch) -> dict[str, int]:
     return {"samples": 0 if labels is None else int((labels != IGNORE).sum())}
 
 
-def check_classes(num_classes: int | None, label_smoothing: float) -> int:
+def check_classes(num_classes: int | None, label_smoothing: float, headless: bool = True) -> int:
     """Return the number of classes.
+
+    Args:
+        headless: whether 0, a model without a head, is possible.
 
     Raises:
         ConfigError: it is not known, or the smoothing is no share.
     """
     if num_classes is None:
         raise ConfigError("model.cfg.num_classes is not set and there are no data to take it from")
-    if num_classes < 0:
-        raise ConfigError(f"model.cfg.num_classes={num_classes}: at least 1, or 0 for a model without a head")
+    if num_classes < (0 if headless else 1):
+        raise ConfigError(f"model.cfg.num_classes={num_classes}: at least 1{', or 0 for a model without a head' * headless}")
     if not 0.0 <= label_smoothing < 1.0:
         raise ConfigError(f"model.cfg.label_smoothing={label_smoothing}: from 0 to below 1")
     return num_classes
