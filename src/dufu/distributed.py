@@ -94,9 +94,7 @@ def parallelize(
     return model
 
 
-def optimizer(
-    model: nn.Module, make: Callable[..., torch.optim.Optimizer], **settings: object
-) -> torch.optim.Optimizer:
+def optimizer(model: nn.Module, make: Callable[..., torch.optim.Optimizer], **settings: object) -> torch.optim.Optimizer:
     """Return an optimizer of what this process holds of a module that `parallelize` laid out; needed with ZeRO, right with any layout.
 
     Args:
@@ -121,7 +119,9 @@ def _chosen(layout: str | ParallelLayout | int | None) -> tuple[ParallelLayout, 
             )
         foreign = [o for o in text.options if not o.startswith("train.activation_checkpoint.")]
         if foreign:
-            raise LayoutError(f'layout "{layout}": {foreign[0]} is a setting of dufu.train; parallelize() takes :recompute and :selective')
+            raise LayoutError(
+                f'layout "{layout}": {foreign[0]} is a setting of dufu.train; parallelize() takes :recompute and :selective'
+            )
         config = as_config({name: to_dict(cls()) for name, cls in SECTIONS.items() if name in ("train", "graph")})
         apply_overrides(config, text.overrides)
         checkpointing = config.train.activation_checkpoint

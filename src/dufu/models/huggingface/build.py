@@ -64,7 +64,9 @@ def build_network(folder: Path, architecture: str | None, changes: Mapping[str, 
         setattr(config, name, value)
     name = architecture or next(iter(values.get("architectures") or ()), None)
     if name is None:
-        raise CheckpointError(f"{folder / 'config.json'}: names no architecture; set model.cfg.architecture, such as BertForMaskedLM")
+        raise CheckpointError(
+            f"{folder / 'config.json'}: names no architecture; set model.cfg.architecture, such as BertForMaskedLM"
+        )
     cls = getattr(transformers, str(name), None)
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
         raise ConfigError(f"transformers has no model class {name}; code from a folder is not run")

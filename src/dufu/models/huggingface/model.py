@@ -159,9 +159,13 @@ class OutsideModel(ChainModel):
         """
         if layout.context > 1 or layout.sequence:
             key = "context_parallel_size" if layout.context > 1 else "sequence_parallel"
-            raise LayoutError(f"train.dist.{key}: an unmodified {self.kind} has whole samples on each process; dufu's own models divide them")
+            raise LayoutError(
+                f"train.dist.{key}: an unmodified {self.kind} has whole samples on each process; dufu's own models divide them"
+            )
         if layout.expert > 1:
-            raise LayoutError(f"train.dist.expert_parallel_size={layout.expert}: an unmodified {self.kind} has its experts on each process")
+            raise LayoutError(
+                f"train.dist.expert_parallel_size={layout.expert}: an unmodified {self.kind} has its experts on each process"
+            )
         if layout.pipeline > 1 and self.outline is None:
             raise LayoutError(f"train.dist.pipeline_parallel_size={layout.pipeline}: {self.why_no_chain}")
         if layout.tensor > 1:
@@ -280,7 +284,9 @@ class HuggingFace(OutsideModel):
         super().__init__(build_network(Path(folder), architecture, config or {}))
         self.folder = folder
         if vocab_size is not None and vocab_size > self.vocab_size:
-            raise ConfigError(f"{folder}: the model has {self.vocab_size} words, the tokenizer {vocab_size}; take the folder's tokenizer")
+            raise ConfigError(
+                f"{folder}: the model has {self.vocab_size} words, the tokenizer {vocab_size}; take the folder's tokenizer"
+            )
         if max_seq_length is not None:
             if max_seq_length > self.max_seq_length:
                 raise LayoutError(f"model.cfg.max_seq_length={max_seq_length}: {folder} has {self.max_seq_length} positions")
