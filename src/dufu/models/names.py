@@ -207,10 +207,10 @@ class Table:
             name = re.sub(pattern, replacement, name)
         if name in known or name in self.copies or not self.prefix:
             return name
-        if f"{self.prefix}{name}" in known:
-            return f"{self.prefix}{name}"
-        bare = name.removeprefix(self.prefix)
-        return bare if bare in known else name
+        for other in (f"{self.prefix}{name}", name.removeprefix(self.prefix)):
+            if other in known or other in self.copies:
+                return other
+        return name
 
     def __str__(self) -> str:
         """Write the table, a line a parameter."""
