@@ -45,7 +45,7 @@ def foreign_tensors(table: Table, shapes: Mapping[str, Shape], read: Read) -> It
 def _place(values: Tensor, part: Any, ours: str, shape: Shape, read: Read) -> None:
     cols = math.prod(shape[1:])
     if part.matrix is None:
-        rows = shape[0] - part.row if part.rows is None else part.rows
+        rows = (shape[0] if shape else 1) - part.row if part.rows is None else part.rows
         block = Block(part.row, rows, 0, cols)
     else:
         rows, cols = part.matrix

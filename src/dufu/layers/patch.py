@@ -23,6 +23,7 @@ class PatchEmbedding(Described):
         norm_layer: makes a norm of that width, applied at the end; None = no norm.
         flatten: True gives a sequence, False keeps the grid.
         init: how the projection begins; None = a normal with Glorot's standard deviation.
+        bias: whether the projection has a bias.
 
     Shapes: (B, in_chans, img_size, img_size) → (B, patches, embed_dim), row by row; without `flatten` (B, embed_dim, rows, columns).
 
@@ -39,6 +40,7 @@ class PatchEmbedding(Described):
         norm_layer: Callable[[int], nn.Module] | None = None,
         flatten: bool = True,
         init: Initial | None = None,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         if img_size % patch_size:
@@ -49,7 +51,7 @@ class PatchEmbedding(Described):
         self.img_size, self.patch_size, self.flatten = img_size, patch_size, flatten
         self.num_patches = (img_size // patch_size) ** 2
         self.weight = nn.Parameter(torch.empty(embed_dim, in_chans, patch_size, patch_size))
-        self.bias = nn.Parameter(torch.empty(embed_dim))
+        self.bias = nn.Parameter(torch.empty(embed_dim)) if bias else None
         std = math.sqrt(2.0 / (in_chans * patch_size**2 + embed_dim))
         self.initial = {"weight": init or Normal(std), "bias": Constant(0.0)}
         self.norm = norm_layer(embed_dim) if norm_layer is not None else None

@@ -6,6 +6,7 @@ from dufu.models.bert import Bert, BertClassifier, BertFeatures
 from dufu.models.bloom import Bloom
 from dufu.models.chain import Batch, ChainModel
 from dufu.models.chatglm import ChatGLM
+from dufu.models.clip import CLIP
 from dufu.models.gemma import Gemma
 from dufu.models.glm import Glm, Glm4
 from dufu.models.gpt2 import GPT2
@@ -22,6 +23,7 @@ from dufu.models.t5 import MT5, T5
 from dufu.models.vit import VisionTransformer
 
 __all__ = [
+    "CLIP",
     "GPT2",
     "MT5",
     "OPT",

@@ -20,6 +20,7 @@ from dufu.models.names import Table
 # model_type → the module that knows it
 HOMES = {
     "vit": "dufu.models.vit.hf",
+    "clip": "dufu.models.clip.hf",
     "swin": "dufu.models.swin.hf",
     "swinv2": "dufu.models.swin.hf",
     "gpt2": "dufu.models.gpt2.hf",

@@ -61,6 +61,9 @@ class Rule:
                 rows, cols = part.matrix
                 found[part.name] = (cols, rows) if part.transposed else (rows, cols)
                 continue
+            if not shape:  # a single number
+                found[part.name] = ()
+                continue
             rows = part.start + (shape[0] - part.row if part.rows is None else part.rows)
             rows = max(rows, (found.get(part.name) or (0,))[-1 if part.transposed else 0])
             found[part.name] = (*shape[1:][::-1], rows) if part.transposed else (rows, *shape[1:])
