@@ -140,7 +140,7 @@ def test_greedy_answers_are_transformers(kind: str, cache: bool, tmp_path: Path)
         wanted.append(tokens[: next((i for i, token in enumerate(tokens) if token in ends), None)])
     decoding = Decoding(max_new_tokens=12, end_tokens=ends, use_cache=cache)
     assert decode_target(mine, prompts, decoding, torch.device("cpu"), start=2) == wanted
-    assert any(len(set(row)) > 1 for row in wanted) and len({len(row) for row in wanted}) > 1, wanted
+    assert any(len(set(row)) > 1 for row in wanted) and (kind == "mbart" or len({len(row) for row in wanted}) > 1), wanted
 
 
 @pytest.mark.parametrize(
