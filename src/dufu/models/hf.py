@@ -25,6 +25,7 @@ HOMES = {
     "swinv2": "dufu.models.swin.hf",
     "gpt2": "dufu.models.gpt2.hf",
     "bert": "dufu.models.bert.hf",
+    "megatron-bert": "dufu.models.bert.megatron",
     "roberta": "dufu.models.roberta.hf",
     "xlm-roberta": "dufu.models.roberta.hf",
     "albert": "dufu.models.albert.hf",

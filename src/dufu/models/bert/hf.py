@@ -144,6 +144,8 @@ def read(fields: Fields) -> tuple[str, dict[str, Any]]:
 
 def write(target: str, cfg: Mapping[str, Any]) -> dict[str, Any]:
     """See Family."""
+    if not cfg["apply_residual_post_layernorm"]:
+        return _before_branches().write(target, cfg)
     common = written_encoder(cfg, "bert")
     if target == CLASSIFIER:
         return {**common, "architectures": ["BertForSequenceClassification"], **written_classifier(cfg)}
@@ -152,10 +154,17 @@ def write(target: str, cfg: Mapping[str, Any]) -> dict[str, Any]:
     return {**common, "architectures": ["BertForPreTraining" if cfg["sentence_objective"] else "BertForMaskedLM"]}
 
 
-def table(target: str, cfg: Mapping[str, Any]) -> Table:
-    """See Family."""
-    prefix = "" if target == FEATURES else "bert."
-    rules, copies = encoder_rules(cfg, prefix), {}
+def _before_branches() -> Family:
+    """Return the family of BERT with the norms before each branch, which has a model_type of its own."""
+    from dufu.models.bert.megatron import FAMILY as MEGATRON
+
+    return MEGATRON
+
+
+def head_rules(target: str, cfg: Mapping[str, Any]) -> tuple[list[Rule], dict[str, str]]:
+    """Return the rules of a head, and the names under which a file repeats tied weights."""
+    rules: list[Rule] = []
+    copies: dict[str, str] = {}
     if target == FEATURES:
         rules += linear("head.pooler.dense", "pooler.dense") if cfg["pooler"] else []
     elif target == CLASSIFIER:
@@ -172,6 +181,15 @@ def table(target: str, cfg: Mapping[str, Any]) -> Table:
         }
         if cfg["sentence_objective"]:
             rules += [*linear("head.pooler.dense", "bert.pooler.dense"), *linear("head.sentence", "cls.seq_relationship")]
+    return rules, copies
+
+
+def table(target: str, cfg: Mapping[str, Any]) -> Table:
+    """See Family."""
+    if not cfg["apply_residual_post_layernorm"]:
+        return _before_branches().table(target, cfg)
+    rules, copies = head_rules(target, cfg)
+    rules = [*encoder_rules(cfg, "" if target == FEATURES else "bert."), *rules]
     return Table(tuple(rules), (r"(bert\.)?embeddings\.(position_ids|token_type_ids)",), copies, "bert.", OLD_NAMES)
 
 
