@@ -13,9 +13,9 @@ from torch import Tensor
 
 from dufu.errors import CheckpointError, ConfigError
 from dufu.interchange.export import size_of
-from dufu.models import Batch
 from dufu.training.export_hf import export_folder
 from tests.interchange.made import make, texts
+from tests.interchange.targets import generated, scores, trained
 from tests.pool import Ranks
 from tests.small import metrics
 
@@ -28,36 +28,6 @@ LAYOUTS = {
     "zero3": (2, ["train.zero_optimization.enabled=true", "train.zero_optimization.stage=3"]),
     "tp2xpp2": (4, ["train.dist.tensor_parallel_size=2", "train.dist.pipeline_parallel_size=2"]),
 }
-SHORT = [
-    "train.train_iter=3", "train.log_period=1", "train.global_batch_size=4", "train.evaluation.enabled=false",
-    "train.tensorboard=false",
-]  # fmt: skip
-
-
-def scores(folder: str, overrides: list[str], ids: list[list[int]]) -> tuple[Tensor, list[tuple[str, tuple[int, ...]]]]:
-    """Return the scores that a folder gives in a layout, and what this process holds of each weight."""
-    from dufu.training.load import load
-
-    loaded = load(folder, overrides)
-    with torch.no_grad():
-        found = loaded.distributed.runner.forward_everywhere(Batch(torch.tensor(ids)))
-    store = loaded.distributed.store
-    held = [(i.info.name, i.region.numel) for entry in (*store.entries, *store.frozen) for i in entry.pieces]
-    return found, held
-
-
-def generated(folder: str, overrides: list[str], prompts: list[str]) -> list[list[int]]:
-    from dufu.generation.pipeline import TextGenerationPipeline
-
-    return [each.tokens for each in TextGenerationPipeline(folder, overrides)(prompts, max_new_tokens=6)]
-
-
-def trained(folder: str, corpus: str, out: str, overrides: list[str]) -> None:
-    from dufu.config.instantiate import trust
-    from dufu.training.run import train
-
-    trust("tests")
-    train("gpt2_tiny", [f"model={folder}", *SHORT, f"train.output_dir={out}", *overrides], data=[corpus])
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,14 @@ def command(
     split: Annotated[str, typer.Option(help='Without --data: "valid", "test" or "train".')] = "valid",
     nproc: Annotated[int, typer.Option(help="Processes to start on this host.", min=1)] = 1,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    trust: Annotated[list[str] | None, typer.Option(help="A package whose classes configs may name.")] = None,
 ) -> int:
     """Measure a trained model on data: each sample once, the same numbers for any batch size and layout."""
+    from dufu.config.trusted import trust as trust_package
     from dufu.errors import ConfigError, nearest
 
+    for package in trust or []:
+        trust_package(package)
     if split not in ("train", "valid", "test"):
         raise ConfigError(f'--split {split}: one of "train", "valid", "test"{nearest(split, ("train", "valid", "test"))}')
     if nproc > 1 and "RANK" not in os.environ:

@@ -33,10 +33,14 @@ def command(
     batch_size: Annotated[int, typer.Option(help="Prompts decoded together on one process.", min=1)] = 16,
     nproc: Annotated[int, typer.Option(help="Processes to start on this host.", min=1)] = 1,
     json_lines: Annotated[bool, typer.Option("--json", help="Print JSON lines with prompt, text and tokens.")] = False,
+    trust: Annotated[list[str] | None, typer.Option(help="A package whose classes configs may name.")] = None,
 ) -> int:
     """Continue prompts with a trained model, in any layout."""
+    from dufu.config.trusted import trust as trust_package
     from dufu.errors import ConfigError
 
+    for package in trust or []:
+        trust_package(package)
     prompts = [*(prompt or []), *(_lines(prompt_file) if prompt_file else [])]
     if not prompts:
         raise ConfigError("no prompt; give --prompt TEXT or --prompt-file FILE")

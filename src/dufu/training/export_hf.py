@@ -23,6 +23,7 @@ from dufu.parallel.region import Region
 from dufu.training.checkpoint import AVERAGE, CheckpointReader, find_weights
 from dufu.training.data import dataset_class
 from dufu.training.effective import effective_config
+from dufu.training.effective import read_config as read_config_file
 from dufu.training.load import tokenizer_of
 from dufu.training.pretrained import KEPT, ORIGIN, config_of_folder, named_model, open_weights, torch_dtype
 
@@ -51,6 +52,16 @@ def shapes_of(config: DictConfig) -> dict[str, Shape]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
+def model_config(checkpoint: Path) -> DictConfig:
+    """Return of a checkpoint's config what its model needs: neither data nor optimizer, whose classes may not be at hand here."""
+    written = read_config_file(checkpoint / "config.yaml")
+    kept = {name: written[name] for name in ("model", "tokenization") if name in written}
+    dataset = written.get("dataloader", {}).get("dataset")
+    if isinstance(dataset, DictConfig) and str(dataset.get("_target_")).startswith("dufu."):  # it may have something for the folder
+        kept["dataloader"] = {"dataset": dataset}
+    return DictConfig({**kept, "train": {"ema": written.train.ema}}, flags={"allow_objects": True})
+
+
 def export_folder(source: str | Path, out: str | Path, dtype: str | None = None, largest: int = 5 * 10**9) -> Exported:
     """Write a Hugging Face folder that transformers opens as it is: weights, config.json, generation_config.json, tokenizer.
 
@@ -67,7 +78,7 @@ def export_folder(source: str | Path, out: str | Path, dtype: str | None = None,
     """
     path = find_weights(source)
     foreign = is_folder(path)
-    config = effective_config(config_of_folder(path) if foreign else path / "config.yaml")
+    config = effective_config(config_of_folder(path) if foreign else model_config(path))
     target, cfg = named_model(config.model)
     family, shapes = family_of(target), shapes_of(config)
     table, fields = family.table(target, cfg), family.write(target, cfg)
@@ -81,7 +92,7 @@ def export_folder(source: str | Path, out: str | Path, dtype: str | None = None,
     with OutFolder(Path(out)) as folder:
         size = write_weights(folder, table, shapes, _within_range(weights, config, chosen), chosen, largest)
         written = config_fields(fields, origin, chosen, tokenizer)
-        written |= files.pop("config.json", {})
+        written.update(files.pop("config.json", {}))
         write_json(folder / "config.json", written)
         for name in KEPT:
             if name != "config.json" and (origin / name).is_file():
