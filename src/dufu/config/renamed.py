@@ -48,6 +48,7 @@ REPLACED = {
     "model.cfg.scale_mask_softmax_fusion": _FUSED,
     "model.cfg.apply_query_key_layer_scaling": "attention is computed without overflow in every precision; remove the key",
     "model.cfg.amp_enabled": "the key is train.amp.enabled",
+    "model.cfg.loss_func": "the model's head computes the loss; set model.cfg.label_smoothing, and dataloader.dataset.mixup, or remove the key",
 }
 
 # The last part of LiBai's dotted path -> the path here.
@@ -59,6 +60,13 @@ TARGETS = {
     "BertForClassification": "dufu.models.bert.BertClassifier",
     "GPT2Dataset": "dufu.data.CausalLMDataset",
     "BertDataset": "dufu.data.BertDataset",
+    "VisionTransformer": "dufu.models.vit.VisionTransformer",
+    "SwinTransformer": "dufu.models.swin.SwinTransformer",
+    "SwinTransformerV2": "dufu.models.swin.SwinTransformerV2",
+    "ResMLP": "dufu.models.resmlp.ResMLP",
+    "ImageNetDataset": "dufu.data.PictureDataset",
+    "CIFAR10Dataset": "dufu.data.PictureDataset",
+    "CIFAR100Dataset": "dufu.data.PictureDataset",
     "AdamW": "dufu.optim.AdamW",
     "Adam": "dufu.optim.Adam",
     "SGD": "dufu.optim.SGD",

@@ -167,7 +167,7 @@ class PictureDataset:
         if dataset.channels != 3:  # transformers' processors do not make pictures grey
             return files
         square = {"height": side, "width": side}
-        how = {"image_processor_type": "ViTImageProcessor", "size": square}
+        how: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "size": square}
         if share is not None:
             shorter = {"shortest_edge": round(side / share)}
             how = {"image_processor_type": "CLIPImageProcessor", "size": shorter, "do_center_crop": True, "crop_size": square}

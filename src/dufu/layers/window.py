@@ -49,7 +49,8 @@ class WindowGrid:
         if self.shift:
             grid = torch.roll(grid, (-self.shift, -self.shift), (1, 2))
         blocks = grid.unflatten(2, (self.across, self.window)).unflatten(1, (self.across, self.window))
-        return blocks.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+        windows: Tensor = blocks.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+        return windows
 
     def join(self, windows: Tensor) -> Tensor:
         """(B · windows, window², …) → (B, side², …): what `cut` has cut."""
@@ -57,7 +58,8 @@ class WindowGrid:
         grid = blocks.transpose(2, 3).flatten(3, 4).flatten(1, 2)
         if self.shift:
             grid = torch.roll(grid, (self.shift, self.shift), (1, 2))
-        return grid[:, : self.side, : self.side].flatten(1, 2)
+        joined: Tensor = grid[:, : self.side, : self.side].flatten(1, 2)
+        return joined
 
     def mask(self, samples: int, device: torch.device) -> Mask | None:
         """Return which patches of a window may attend to each other, for `samples` pictures; None = all."""
