@@ -25,6 +25,7 @@ HOMES = {
     "criterion": "dufu.layers",
     "metric": "dufu.training.metrics",
     "hook": "dufu.generation.live",
+    "adapter": "dufu.models.lora",
 }
 _NAMES: dict[str, dict[str, Any]] = {kind: {} for kind in HOMES}
 # Registered classes and entry points that were loaded, by identity: what a config may name wherever it lies.

@@ -152,6 +152,7 @@ class Train:
     evaluation: Evaluation = part(Evaluation, "evaluation during training")
     early_stopping: EarlyStopping = part(EarlyStopping, "early stopping")
     ema: Ema = part(Ema, "averaged weights")
+    adapter: Any = call("adapter", None, "what is trained in the place of the model's own weights, such as lora: a recorded call")
     hooks: Any = call("hook", None, "hooks that run after dufu's own, such as sample_text: a recorded call, or a list of them")
     scheduler: Any = call("schedule", COSINE, "a learning-rate schedule's name or recorded call")
 

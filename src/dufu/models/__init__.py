@@ -12,6 +12,7 @@ from dufu.models.glm import Glm, Glm4
 from dufu.models.gpt2 import GPT2
 from dufu.models.huggingface import HuggingFace
 from dufu.models.llama import Llama
+from dufu.models.lora import Lora
 from dufu.models.mistral import Mistral
 from dufu.models.mixtral import Mixtral
 from dufu.models.opt import OPT
@@ -42,6 +43,7 @@ __all__ = [
     "Glm4",
     "HuggingFace",
     "Llama",
+    "Lora",
     "Mistral",
     "Mixtral",
     "Qwen2",

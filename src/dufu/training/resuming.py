@@ -28,6 +28,7 @@ MATHEMATICS = (
     "train.warmup_ratio",
     "train.amp",
     "train.ema",
+    "train.adapter",
 )
 DATA = "dataloader.data"
 

@@ -62,16 +62,17 @@ def build_network(folder: Path, architecture: str | None, changes: Mapping[str, 
         if not hasattr(config, name):
             raise ConfigError(f"model.cfg.config.{name}: {type(config).__name__} has no such field")
         setattr(config, name, value)
-    name = architecture or next(iter(values.get("architectures") or ()), None)
-    if name is None:
+    kind = architecture or next(iter(values.get("architectures") or ()), None)
+    if kind is None:
         raise CheckpointError(
             f"{folder / 'config.json'}: names no architecture; set model.cfg.architecture, such as BertForMaskedLM"
         )
-    cls = getattr(transformers, str(name), None)
-    if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
-        raise ConfigError(f"transformers has no model class {name}; code from a folder is not run")
+    cls: Any = getattr(transformers, str(kind), None)
+    is_model = isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)
+    if not is_model:
+        raise ConfigError(f"transformers has no model class {kind}; code from a folder is not run")
     if not isinstance(config, cls.config_class):
-        raise ConfigError(f"{name} takes a {cls.config_class.__name__}, but {folder / 'config.json'} is a {type(config).__name__}")
+        raise ConfigError(f"{kind} takes a {cls.config_class.__name__}, but {folder / 'config.json'} is a {type(config).__name__}")
     with torch.device("cpu"), _MatricesOnMeta():
         network: nn.Module = cls(config)
     describe_beginning(network, float(getattr(config.get_text_config(), "initializer_range", 0.02)))

@@ -44,7 +44,7 @@ class _Ends(nn.Module):
         """Yield the parameters that the unit uses."""
         yield from (p for module in self._far[0] for p in module._parameters.values() if p is not None)
 
-    def modules(self) -> Iterator[nn.Module]:
+    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
         """Yield the modules that the parameters belong to."""
         yield from self._far[0]
 
@@ -108,15 +108,16 @@ class OutsideModel(ChainModel):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        self.config: Any = network.config
+        config: Any = network.config
+        self.config = config
         self.kind = type(network).__name__
         self.by_sample = self.kind.endswith(_SAMPLES)
         if not self.kind.endswith((*_TOKENS, *_CAUSAL, *_SAMPLES)):
             ends = ", ".join((*_CAUSAL, *_TOKENS, *_SAMPLES))
             raise NotBuiltError(f"{self.kind}: its objective is not built; classes whose names end in {ends} are trained")
-        if self.by_sample and self.config.problem_type not in (None, "regression", "single_label_classification"):
-            raise NotBuiltError(f"{self.kind}: problem_type={self.config.problem_type!r} is not built")
-        text = self.config.get_text_config()
+        if self.by_sample and config.problem_type not in (None, "regression", "single_label_classification"):
+            raise NotBuiltError(f"{self.kind}: problem_type={config.problem_type!r} is not built")
+        text = config.get_text_config()
         self.causal = self.kind.endswith(_CAUSAL)
         self.objectives = {"loss": "sentences" if self.by_sample else "tokens"}
         self.vocab_size, self.hidden_layers = int(text.vocab_size), int(text.num_hidden_layers)

@@ -20,7 +20,7 @@ class ColumnLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """(…, in) → (…, out or a part)."""
         y = functional.linear(self.split.enter(x), self.weight, self.bias)
-        return _gathered(y, self.split) if self.gathered else y
+        return gathered(y, self.split) if self.gathered else y
 
 
 class RowLinear(nn.Linear):
@@ -31,7 +31,7 @@ class RowLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in or a part) → (…, out)."""
-        x = _own(x, self.split) if self.whole_input else x
+        x = own_features(x, self.split) if self.whole_input else x
         y = self.split.leave(functional.linear(x, self.weight))
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
@@ -71,12 +71,12 @@ class ColumnEmbedding(nn.Embedding):
         return functional.embedding(ids, self.weight)
 
 
-def _own(x: Tensor, split: Split) -> Tensor:
+def own_features(x: Tensor, split: Split) -> Tensor:
     """Return this process's part of the features of what all processes have alike."""
     return split.enter(x).chunk(split.size, -1)[split.rank]
 
 
-def _gathered(x: Tensor, split: Split) -> Tensor:
+def gathered(x: Tensor, split: Split) -> Tensor:
     """Return all processes' features; each has the whole gradient, and takes its own."""
     if split.size == 1:
         return x
@@ -90,8 +90,9 @@ def _become(module: nn.Module, cls: type[nn.Module], splits: dict[str, SplitRule
         setattr(module, name, value)
 
 
-def _is_conv1d(module: nn.Module) -> bool:
-    return type(module).__name__ in ("Conv1D", "ColumnConv1D", "RowConv1D") and hasattr(module, "nf")
+def is_conv1d(module: nn.Module) -> bool:
+    """Say whether a module is GPT-2's Conv1D, with or without seams."""
+    return any(cls.__name__ in ("Conv1D", "ColumnConv1D", "RowConv1D") for cls in type(module).__mro__) and hasattr(module, "nf")
 
 
 def split_columns(module: nn.Module, sections: int = 1, gathered: bool = False) -> bool:
@@ -105,7 +106,7 @@ def split_columns(module: nn.Module, sections: int = 1, gathered: bool = False) 
         rows = _sections(module.out_features, sections)
         _become(module, ColumnLinear, {"weight": SplitRule(0, rows), "bias": SplitRule(0, rows)}, gathered=gathered)
         return True
-    if _is_conv1d(module) and not gathered:
+    if is_conv1d(module) and not gathered:
         rows = _sections(int(module.nf), sections)  # type: ignore[arg-type]
         _become(module, ColumnConv1D, {"weight": SplitRule(1, rows), "bias": SplitRule(0, rows)})
         return True
@@ -124,7 +125,7 @@ def split_rows(module: nn.Module, whole_input: bool = False) -> bool:
     if type(module) is nn.Linear:
         _become(module, RowLinear, {"weight": SplitRule(1)}, whole_input=whole_input)
         return True
-    if _is_conv1d(module) and not whole_input:
+    if is_conv1d(module) and not whole_input:
         _become(module, RowConv1D, {"weight": SplitRule(0)})
         return True
     return False
@@ -138,10 +139,11 @@ def sum_gradients(module: nn.Module) -> None:
         try:
             for name, parameter in own.items():
                 self._parameters[name] = None if parameter is None else self.split.enter(parameter)
-            return super(cls, self).forward(*args, **kwargs)  # type: ignore[misc]
+            return original(self, *args, **kwargs)
         finally:
             self._parameters.update(own)
 
+    original = type(module).forward
     cls = type(f"Shared{type(module).__name__}", (type(module),), {"forward": forward})
     _become(module, cls, {})
 
@@ -165,5 +167,5 @@ def divide_features(module: nn.Module) -> bool:
 
 __all__ = [
     "ColumnConv1D", "ColumnEmbedding", "ColumnLinear", "RowConv1D", "RowLinear", "divide_features", "divide_numbers", "split_columns",
-    "split_rows", "sum_gradients",
+    "gathered", "is_conv1d", "own_features", "split_rows", "sum_gradients",
 ]  # fmt: skip
