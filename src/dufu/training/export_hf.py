@@ -55,7 +55,7 @@ def shapes_of(config: DictConfig) -> dict[str, Shape]:
 def model_config(checkpoint: Path) -> DictConfig:
     """Return of a checkpoint's config what its model needs: neither data nor optimizer, whose classes may not be at hand here."""
     written = read_config_file(checkpoint / "config.yaml")
-    kept = {name: written[name] for name in ("model", "tokenization") if name in written}
+    kept: dict[str, Any] = {name: written[name] for name in ("model", "tokenization") if name in written}
     dataset = written.get("dataloader", {}).get("dataset")
     if isinstance(dataset, DictConfig) and str(dataset.get("_target_")).startswith("dufu."):  # it may have something for the folder
         kept["dataloader"] = {"dataset": dataset}
