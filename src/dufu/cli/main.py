@@ -11,7 +11,7 @@ from traceback import print_exc
 
 import typer
 
-from dufu.cli import check, evaluate, export, generate, preprocess, show, train
+from dufu.cli import check, convert, evaluate, export, generate, preprocess, show, train
 from dufu.errors import DufuError
 from dufu.parallel.launch import settle_worker, speak_for_all
 
@@ -22,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (train.command, check.command, evaluate.command, generate.command, preprocess.command, show.command):
+for verb in (train.command, check.command, evaluate.command, generate.command, preprocess.command, convert.command, show.command):
     app.command(name=getattr(verb, "verb", verb.__name__))(verb)
 app.add_typer(export.app)
 
