@@ -83,7 +83,7 @@ def test_scores_loss_and_all_gradients_are_transformers(kind: str, tmp_path: Pat
     torch.testing.assert_close(scores, found.logits, rtol=1e-4, atol=1e-5)  # fp32, scores up to about 10
     sums = mine(batch_of(x))
     loss = sums["loss"] / sums["tokens"]
-    assert float(loss) == pytest.approx(float(found.loss), rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(float(found.loss.detach()), rel=1e-5)
     assert int(sums["tokens"]) == int((x["labels"] != -100).sum()) == mine.counts(batch_of(x))["tokens"]
     loss.backward()
     found.loss.backward()
@@ -196,6 +196,19 @@ def test_both_sides_have_the_order_of_norms_and_dropout_that_is_asked_for() -> N
         assert found["embedding.dropout"] == 0.1 and found["norm.dropout"] == 0.4
         assert {p for name, p in found.items() if "mlp.dropout" in name} == {0.3}
         assert not any(layer.block.post_norm for layer in side.layers)
+
+
+def test_whole_branches_may_be_dropped_where_a_cache_is_used() -> None:
+    """LiBai's defect 11: with a cache its layers drop from a tuple."""
+    from dufu.layers import KeyValueCache, TransformerLayer
+
+    layer = TransformerLayer(8, 16, 2, drop_path_prob=0.5, is_decoder=True).train()
+    x, memory = torch.randn(6, 3, 8), torch.randn(6, 4, 8)
+    keys = torch.arange(18).view(6, 3)
+    cache, seen = KeyValueCache(), KeyValueCache()
+    out = layer(x, keys=keys, cache=cache, memory=memory, memory_cache=seen)
+    assert out.shape == x.shape and torch.equal(out, layer(x, keys=keys, memory=memory))
+    assert cache.keys is not None and cache.keys.shape[2] == 3 and seen.keys is not None and seen.keys.shape[2] == 4
 
 
 def test_a_batch_without_a_decoders_part_is_refused() -> None:

@@ -103,7 +103,8 @@ class TextGenerationPipeline:
 
     def _decode(self, *args: Any, **options: Any) -> list[list[int]]:
         if self.answers:
-            return decode_target(*args, **options, start=first_token(self.model, self.loaded.tokenizer))
+            options["start"] = first_token(self.model, self.loaded.tokenizer)
+            return decode_target(*args, **options)
         return decode(*args, **options)
 
     def check(self, prompts: Sequence[str], **settings: Any) -> None:

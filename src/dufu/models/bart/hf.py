@@ -132,9 +132,7 @@ def _table(target: str, cfg: Mapping[str, Any]) -> Table:
     return Table(
         tuple(rules),
         ignored=(r"(model\.)?(encoder|decoder)\.version",),
-        copies={
-            name: shared for name in ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
-        },
+        copies=dict.fromkeys(("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"), shared),
         prefix="model.",
         optional=("head.logits.bias",),  # zeros where a file lacks it
     )

@@ -16,8 +16,16 @@ from dufu.layers.norm import LayerNorm
 from dufu.layers.position import LearnedPositionalEmbedding
 from dufu.layers.split import SplitRule
 from dufu.models.decoder import known_vocabulary
-from dufu.models.encdec import DecoderEmbedding, DecoderUnit, EncoderDecoder, EncoderDecoderHead, EncoderEmbedding, EncoderUnit
-from dufu.models.encdec import FinalNorm, Side
+from dufu.models.encdec import (
+    DecoderEmbedding,
+    DecoderUnit,
+    EncoderDecoder,
+    EncoderDecoderHead,
+    EncoderEmbedding,
+    EncoderUnit,
+    FinalNorm,
+    Side,
+)
 
 POSITION_OFFSET = 2  # rows of the position tables that no position uses
 
