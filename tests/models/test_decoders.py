@@ -120,6 +120,20 @@ def test_what_is_written_is_what_was_read(pair: Any, tmp_path: Path) -> None:
     assert {k: v for k, v in complete(target, found.cfg).items() if whole[k] != v} == {}
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2 with yarn", "mistral", "gemma", "glm", "opt", "bloom"])
+def test_in_bf16_it_is_as_near_to_float32_as_theirs(name: str) -> None:
+    """B115: nothing is rounded by the cast of the model that theirs keeps, such as the rotation."""
+    other = theirs(name)
+    *_, model = ours(other)
+    ids = torch.randint(2, VOCAB, (4, 60), generator=torch.Generator().manual_seed(8))
+    with torch.no_grad():
+        exact = other(ids).logits
+        off = [
+            float((scores.float() - exact).abs().mean()) for scores in (model.bfloat16()(Batch(ids)), other.bfloat16()(ids).logits)
+        ]
+    assert off[0] < 1.2 * off[1]
+
+
 # B117: everything that is not the default.
 UNUSUAL: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_layers": 2, "hidden_size": 32, "ffn_hidden_size": 24, "num_attention_heads": 4,

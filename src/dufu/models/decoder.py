@@ -44,7 +44,9 @@ class WordEmbedding(nn.Module):
     def forward(self, state: None, batch: Batch) -> Tensor:
         """Embed the batch's tokens."""
         words: Tensor = self.word(batch.input_ids)
-        hidden: Tensor = self.dropout(words if self.scale == 1.0 else words * self.scale, batch.keys)
+        if self.scale != 1.0:
+            words = words * float(torch.tensor(self.scale, dtype=words.dtype, device="cpu"))  # rounded as the weights were trained with
+        hidden: Tensor = self.dropout(words, batch.keys)
         return hidden
 
 
