@@ -44,7 +44,7 @@ def distribute(
     processes: Processes,
     make_groups: Callable[[nn.Module], Groups],
     *,
-    seed: int,
+    seed: int | None,
     compute_dtype: torch.dtype = torch.float32,
     master: bool = False,
     recompute: str | None = None,
@@ -60,7 +60,7 @@ def distribute(
         make: builds the model; called on the meta device.
         processes: this process among the others.
         make_groups: the optimizer groups of a model, by its parameters.
-        seed: weights are a function of (seed, name, row, column).
+        seed: weights are a function of (seed, name, row, column); None = they will all be loaded.
         compute_dtype: type of the model's weights.
         master: whether the optimizer updates float32 copies of half-precision weights.
         recompute: None, "full" or "selective".

@@ -201,9 +201,16 @@ def give_memory(info: ParameterInfo, values: Tensor) -> None:
     torch.utils.swap_tensors(info.parameter, nn.Parameter(values, requires_grad=info.parameter.requires_grad))
 
 
-def fill(info: ParameterInfo, seed: int, memory: Tensor, region: Region) -> None:
-    """Fill flat memory, which holds `region` of a parameter, with its initial weights; what only pads becomes zero."""
+def fill(info: ParameterInfo, seed: int | None, memory: Tensor, region: Region) -> None:
+    """Fill flat memory, which holds `region` of a parameter, with its initial weights; what only pads becomes zero.
+
+    Args:
+        seed: None = the weights come from elsewhere; until then they are no numbers, so that one that was left out would show.
+    """
     memory[region.numel :].zero_()
+    if seed is None:
+        memory[: region.numel].fill_(float("nan"))
+        return
     if info.rule is not None:
         for block, view in region.views(memory):
             info.rule.fill(view, seed, info.name, block.row, block.col)

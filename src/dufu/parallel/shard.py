@@ -101,7 +101,7 @@ class FlatShard:
         processes: Processes,
         dtype: torch.dtype,
         master: bool,
-        seed: int,
+        seed: int | None,
         completion: Completion,
         scratch: Scratch,
         arena: Arena | None = None,
@@ -214,6 +214,7 @@ class ShardedParameters:
     """Parameters sharded over the replicas; the arguments are those of WholeParameters, and the stage and the units by name."""
 
     sharded = True
+    saves_frozen = True
 
     def __init__(
         self,
@@ -222,7 +223,7 @@ class ShardedParameters:
         processes: Processes,
         compute_dtype: torch.dtype,
         master: bool,
-        seed: int,
+        seed: int | None,
         chunks: Sequence[Sequence[str]],
         ties: Ties,
         stage: int,

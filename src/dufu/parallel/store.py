@@ -28,6 +28,7 @@ class ParameterStore(Protocol):
     shapes: dict[str, tuple[int, ...]]  # of the whole model's parameters
     entries: list[Entry]  # what is trained
     frozen: list[Entry]  # what is not
+    saves_frozen: bool  # whether a checkpoint holds what is not trained, too
     sharded: bool
 
     def start_backward(self, chunk: int, last: bool) -> None:
@@ -46,7 +47,7 @@ class ParameterStore(Protocol):
         """Forget all gradients."""
 
 
-def allocate(infos: list[ParameterInfo], device: torch.device, dtype: torch.dtype, seed: int) -> None:
+def allocate(infos: list[ParameterInfo], device: torch.device, dtype: torch.dtype, seed: int | None) -> None:
     """Give each parameter memory on the device and its initial weights."""
     for info in infos:
         memory = torch.empty(info.parameter.numel(), dtype=torch.float32, device=device)
@@ -117,6 +118,7 @@ class WholeParameters:
     """
 
     sharded = False
+    saves_frozen = True
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class WholeParameters:
         processes: Processes,
         compute_dtype: torch.dtype,
         master: bool,
-        seed: int,
+        seed: int | None,
         chunks: Sequence[Sequence[str]],
         ties: Ties,
     ) -> None:

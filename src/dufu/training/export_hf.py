@@ -59,7 +59,8 @@ def model_config(checkpoint: Path) -> DictConfig:
     dataset = written.get("dataloader", {}).get("dataset")
     if isinstance(dataset, DictConfig) and str(dataset.get("_target_")).startswith("dufu."):  # it may have something for the folder
         kept["dataloader"] = {"dataset": dataset}
-    return DictConfig({**kept, "train": {"ema": written.train.ema}}, flags={"allow_objects": True})
+    kept["train"] = {"ema": written.train.ema}
+    return DictConfig(kept, flags={"allow_objects": True})
 
 
 def export_folder(source: str | Path, out: str | Path, dtype: str | None = None, largest: int = 5 * 10**9) -> Exported:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from dufu.config.instantiate import resolve
 from dufu.config.schema import defaults
 from dufu.data.tokenizer import TextTokenizer, load_tokenizer
 from dufu.errors import CheckpointError
@@ -15,11 +16,12 @@ from dufu.interchange.folder import is_folder
 from dufu.parallel.build import Distributed
 from dufu.parallel.layout import layout_from_config
 from dufu.parallel.process import Processes, choose_device, join, settle_allocator, settle_threads, world_size
+from dufu.training.adapters import compare_base
 from dufu.training.checkpoint import CheckpointReader, find_weights, load_weights
 from dufu.training.data import complete_model_config, tokenizer_from_config
 from dufu.training.effective import effective_config
 from dufu.training.precision import Precision, precision_from_config
-from dufu.training.pretrained import ORIGIN, config_of_folder, end_tokens_of, has_tokenizer, open_weights
+from dufu.training.pretrained import ORIGIN, config_of_folder, end_tokens_of, has_tokenizer, named_model, open_weights
 from dufu.training.run import build_model
 
 
@@ -75,9 +77,13 @@ def load(folder: str | Path, overrides: Sequence[str] = (), data: Sequence[str] 
     settle_threads(1)
     processes = join(layout, choose_device(config.train.input_placement_device))
     precision = precision_from_config(config.train.amp, processes.device)
-    distributed = build_model(config, processes, precision, trained=False)
-    source = open_weights(path, config.model, distributed.store.shapes, verify=processes.is_main)
+    distributed = build_model(config, processes, precision, trained=False, loaded=config.train.get("adapter") is None)
+    base = "" if is_folder(path) else config.train.load_weight
+    source = open_weights(path, config.model, distributed.store.shapes, processes.is_main, base)
     load_weights(source, distributed.store, averaged=config.train.ema.enabled)
+    source = getattr(source, "reader", source)
+    if isinstance(source, CheckpointReader):
+        compare_base(source, distributed)
     distributed.model.eval()
     end_tokens = end_tokens_of(path if is_folder(path) else path.parent.parent / ORIGIN)
     step = int(source.state["step"]) if isinstance(source, CheckpointReader) else 0
@@ -88,10 +94,11 @@ def tokenizer_of(checkpoint: Path, config: DictConfig) -> TextTokenizer:
     """Return the tokenizer written into the run's folder, so that the folder can move; otherwise the one that the config names.
 
     Raises:
-        CheckpointError: a Hugging Face folder holds none, and the config names none.
+        CheckpointError: a Hugging Face folder holds none, and the config names none, though the model reads text.
     """
     if is_folder(checkpoint):
-        if config.tokenization.tokenizer == "bytes" and not has_tokenizer(checkpoint):
+        of_pictures = hasattr(resolve(named_model(config.model)[0]), "picture_tokens")
+        if not of_pictures and config.tokenization.tokenizer == "bytes" and not has_tokenizer(checkpoint):
             raise CheckpointError(f"{checkpoint}: holds no tokenizer; give one with tokenization.tokenizer=FILE")
         return tokenizer_from_config(config)
     for folder in (checkpoint / "tokenizer", checkpoint.parent.parent / "tokenizer"):

@@ -20,6 +20,7 @@ from dufu.errors import CheckpointError, ConfigError, DufuError
 from dufu.interchange.files import write_text
 from dufu.interchange.folder import is_folder
 from dufu.models.chain import ChainModel
+from dufu.models.lora import is_adapter
 from dufu.parallel.build import Distributed, distribute
 from dufu.parallel.launch import note_step, speak_for_all
 from dufu.parallel.layout import layout_from_config
@@ -33,6 +34,7 @@ from dufu.parallel.process import (
     settle_threads,
     world_size,
 )
+from dufu.training.adapters import adapter_of, base_facts, compare_base
 from dufu.training.averaging import Averages, averages_of
 from dufu.training.batch_size import plan_batch
 from dufu.training.batches import TrainingBatches
@@ -54,7 +56,7 @@ from dufu.training.loop import Surroundings, Trainer
 from dufu.training.metrics import build_metrics
 from dufu.training.optimizer import build_optimizer, build_schedule
 from dufu.training.precision import LossScaler, Precision, precision_from_config
-from dufu.training.pretrained import keep_origin, open_weights
+from dufu.training.pretrained import first_weights, keep_origin, open_weights, with_base
 from dufu.training.reporting import EvaluationHook, MetricsHook, PictureHook
 from dufu.training.resuming import compare_configs, inherit_batch, may_change_data, same_optimizer
 from dufu.training.saving import CheckpointHook
@@ -177,7 +179,9 @@ class _Run:
         dataset = build_dataset(config, self.tokenizer, "train", processes)
         feed = Feed(dataset, self.plan.global_batch, train.seed, config.dataloader.shuffle)
         self._settle_lengths(len(dataset))
-        distributed = build_model(config, processes, self.precision)
+        whole = train.load_weight and not train.allow_missing  # all weights come from there
+        loaded = train.get("adapter") is None and bool(self.reader is not None or whole)
+        distributed = build_model(config, processes, self.precision, loaded=loaded)
         optimizer, limit, norm_type = build_optimizer(config, distributed)
         schedule = build_schedule(config, optimizer)
         scaler = LossScaler(train.amp) if self.precision.scaled else None
@@ -186,6 +190,7 @@ class _Run:
         self._check_evaluation(valid, distributed)
         if self.reader is None and train.load_weight:
             self._first_weights(distributed)
+        self.base: dict[str, Any] = self.reader.state.get("adapter", {}) if self.reader else base_facts(config, distributed)
         self.folder.prepare()  # from here on the folder changes: every mistake that can be found has been
         note_step(0)  # what fails from here on begins again with --resume
         sink = Sink(self.folder.path if processes.is_main else None, train.tensorboard)
@@ -218,8 +223,9 @@ class _Run:
     def _first_weights(self, distributed: Distributed) -> None:
         """Take the first weights from where the config says."""
         train = self.config.train
-        source = open_weights(find_weights(train.load_weight), self.config.model, distributed.store.shapes)
-        self.begun_anew = load_weights(source, distributed.store, False, train.allow_missing, train.allow_unexpected)
+        source = first_weights(find_weights(train.load_weight), self.config.model, distributed.store.shapes, adapter_of(self.config))
+        lacking = load_weights(source, distributed.store, False, train.allow_missing, train.allow_unexpected)
+        self.begun_anew = {name for name in lacking if not is_adapter(name)}
 
     def _check_evaluation(self, valid: Any, distributed: Distributed) -> None:
         """Raise where the settings of evaluation, early stopping or averaging cannot be met."""
@@ -243,6 +249,8 @@ class _Run:
             hooks.append(EvaluationHook(sink, valid, micro, self.precision, self.metrics, train.evaluation, train.early_stopping))
         fingerprint = feed.fingerprint()
         facts = {"seed": train.seed, "global_batch": self.plan.global_batch, "fingerprint": fingerprint}
+        if self.base:
+            facts["adapter"] = self.base
         text = LazyConfig.to_yaml(self.config)
         folder, poll = self.folder.checkpoints, train.log_period
         checkpoints = CheckpointHook(sink, folder, saver.period, saver.max_to_keep, saver.async_save, poll, text, facts)
@@ -298,7 +306,9 @@ class _Run:
                 f"{reader.folder}: the training data or their order differ from the run's (fingerprint {state['fingerprint']}, "
                 f"now {fingerprint}); give the same files, tokenizer, sequence length, split and seed, or --allow-change dataloader.data"
             )
-        load_weights(reader, step.distributed.store)
+        store = step.distributed.store
+        load_weights(with_base(reader, self.config.model, store.shapes, self.config.train.load_weight), store)
+        compare_base(reader, step.distributed)
         if same_optimizer(reader, self.config):
             load_optimizer(reader, step.distributed.store, step.optimizer)
         averages = averages_of(trainer)
@@ -331,9 +341,12 @@ def _evaluate_only(config: DictConfig, processes: Processes) -> Outcome:
     complete_model_config(config, tokenizer)
     precision, metrics = precision_from_config(train.amp, processes.device), build_metrics(train.evaluation.evaluator)
     valid = build_dataset(config, tokenizer, "valid", processes)
-    distributed = build_model(config, processes, precision, trained=False)
-    source = open_weights(found, config.model, distributed.store.shapes, verify=processes.is_main)
+    distributed = build_model(config, processes, precision, trained=False, loaded=train.get("adapter") is None)
+    source = open_weights(found, config.model, distributed.store.shapes, processes.is_main, train.load_weight)
     load_weights(source, distributed.store, averaged=train.ema.enabled)
+    source = getattr(source, "reader", source)
+    if isinstance(source, CheckpointReader):
+        compare_base(source, distributed)
     state = source.state if isinstance(source, CheckpointReader) else {"step": 0, "finished": False}
     limit = int(train.evaluation.eval_iter) * train.test_micro_batch_size
     values = evaluate(distributed, valid, train.test_micro_batch_size, precision, limit, metrics)
@@ -342,37 +355,51 @@ def _evaluate_only(config: DictConfig, processes: Processes) -> Outcome:
     return Outcome(int(state["step"]), bool(state["finished"]), values, None, folder)
 
 
-def build_model(config: DictConfig, processes: Processes, precision: Precision, trained: bool = True) -> Distributed:
+def build_model(
+    config: DictConfig, processes: Processes, precision: Precision, trained: bool = True, loaded: bool = False
+) -> Distributed:
     """Return the model of a config, laid out over the processes, its weights made from the seed.
 
     Args:
         trained: whether there will be gradients; otherwise nothing is prepared for an optimizer.
+        loaded: whether all weights will be loaded, so that none need be made.
+
+    Raises:
+        ConfigError: it is to be trained, but has no objective.
     """
+
+    adapter = adapter_of(config)
 
     def make() -> ChainModel:
         model: ChainModel = instantiate(config.model)
+        if adapter is not None:
+            adapter.apply(model)
         return model
 
     def groups(model: torch.nn.Module) -> list[dict[str, Any]]:
         if not trained:
             model.requires_grad_(False)
             return []
+        if not getattr(model, "objectives", True):
+            raise ConfigError(f"model: {type(model).__name__} has nothing to be trained by; choose a class with a head")
         if "optim" not in config:
             raise ConfigError('the config has no section "optim"')
         found: list[dict[str, Any]] = instantiate(config.optim.params, model=model)
         return found
 
     checkpointing = config.train.activation_checkpoint
-    return distribute(
+    distributed = distribute(
         make,
         processes,
         groups,
-        seed=config.train.seed,
+        seed=None if loaded else config.train.seed,
         compute_dtype=precision.compute_dtype,
         master=precision.master and trained,
         recompute=checkpointing.mode if checkpointing.enabled else None,
         compile_units=config.graph.enabled,
     )
+    distributed.store.saves_frozen = adapter is None
+    return distributed
 
 
 __all__ = ["Outcome", "train"]
