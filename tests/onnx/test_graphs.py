@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +11,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import dufu.models
 from dufu.errors import ConfigError, DufuError, NotBuiltError
-from dufu.models.bert import Bert, BertClassifier
-from dufu.models.gpt2 import GPT2
-from dufu.models.llama import Llama
+from dufu.models import GPT2, Bert, BertClassifier, BertFeatures, Llama, VisionTransformer
+from dufu.models.hf import canonical
 from dufu.onnx.compare import compare
 from dufu.onnx.decoder import DecoderGraph
 from dufu.onnx.encoder import EncoderGraph
-from dufu.onnx.export import kind_of
+from dufu.onnx.export import KINDS, kind_of
 from dufu.onnx.graph import Graph
+from dufu.onnx.picture import PictureGraph
 from dufu.onnx.session import Session
 from dufu.onnx.write import EXTERNAL_ABOVE, check_settings, write_graph
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
+ALL = os.environ.get("DUFU_MODELS") == "all"  # also what takes a minute
 SMALL: dict[str, Any] = {
     "vocab_size": 97, "hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "max_seq_length": 64,
     "use_scaled_init_for_output_weights": False, "initializer_range": 0.2,
@@ -121,14 +125,19 @@ def test_names_and_sizes_are_those_that_other_tools_expect(decoder: tuple[Decode
     assert parameters < session.path.stat().st_size < parameters + 60_000
 
 
-@pytest.mark.parametrize("kind", ["pre-training", "words", "classes"])
+@pytest.mark.parametrize("kind", ["pre-training", *(["words", "classes", "features"] if ALL else [])])
 def test_bert(kind: str, tmp_path: Path) -> None:
     """B152 for models that see both sides."""
-    small = {**SMALL, "hidden_layers": 1}
-    model = BertClassifier(num_labels=3, **small) if kind == "classes" else Bert(sentence_objective=kind == "pre-training", **small)
-    graph = EncoderGraph(made(model))
+    made_of: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], list[str]]] = {
+        "pre-training": (Bert, {}, ["prediction_logits", "seq_relationship_logits"]),
+        "words": (Bert, {"sentence_objective": False}, ["logits"]),
+        "classes": (BertClassifier, {"num_labels": 3}, ["logits"]),
+        "features": (BertFeatures, {}, ["last_hidden_state", "pooler_output"]),
+    }
+    cls, arguments, names = made_of[kind]
+    graph = EncoderGraph(made(cls(**{**SMALL, "hidden_layers": 1}, **arguments)))
     session = written(graph, tmp_path)
-    assert session.outputs == (["prediction_logits", "seq_relationship_logits"] if kind == "pre-training" else ["logits"])
+    assert session.outputs == names
     assert compare(graph, session).trials > 5
     for mask in ([0, 0, 1, 0, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]):
         rows = torch.tensor([mask, mask[::-1]])
@@ -168,10 +177,46 @@ def test_a_length_that_is_baked_in_is_found(decoder: tuple[DecoderGraph, Session
         compare(Baked(graph.model), session)
 
 
-@pytest.mark.parametrize("opset", [20, 23])
+def test_pictures(tmp_path: Path) -> None:
+    sizes = {"img_size": 8, "patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 4, "initializer_range": 0.2}
+    graph = PictureGraph(made(VisionTransformer(num_classes=5, **sizes)))
+    session = written(graph, tmp_path)
+    for batch in (1, 3):
+        assert_equal(graph, session, [torch.randn(batch, 3, 8, 8)])
+
+
+@pytest.mark.skipif(not ALL, reason="DUFU_MODELS=all")
+@pytest.mark.parametrize("opset", [20, 23, 25])
 def test_newer_operators(opset: int, tmp_path: Path) -> None:
     graph = DecoderGraph(made(GPT2(**{**SMALL, "hidden_layers": 1})))
     assert compare(graph, written(graph, tmp_path, opset=opset)).difference < 1e-5
+
+
+PICTURES = {"embed_dim": 32, "num_classes": 5}
+SWIN = {**PICTURES, "img_size": 16, "patch_size": 2, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4}
+TEXT = {**{name: SMALL[name] for name in SMALL if name[0] in "vhnm"}, "hidden_layers": 1}
+DECODER = {**TEXT, "ffn_hidden_size": 64}
+GROUPED = {**DECODER, "num_key_value_heads": 2}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen2": GROUPED, "Qwen3": GROUPED, "Gemma": DECODER, "Glm": GROUPED, "Glm4": GROUPED, "ChatGLM": DECODER, "OPT": DECODER,
+    "Bloom": TEXT, "Mistral": {**GROUPED, "sliding_window": 6}, "Roberta": TEXT, "RobertaClassifier": TEXT, "RobertaFeatures": TEXT,
+    "Albert": TEXT, "MT5": DECODER, "Bart": DECODER, "SwinTransformer": SWIN, "SwinTransformerV2": SWIN,
+    "ResMLP": {**PICTURES, "img_size": 8, "patch_size": 4, "depth": 1},
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not ALL, reason="DUFU_MODELS=all")
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_every_family_that_is_named_as_built(name: str, tmp_path: Path) -> None:
+    model = made(getattr(dufu.models, name)(**FAMILIES[name]))
+    kind = kind_of(canonical(type(model)), {})
+    for graph in kind.graphs(model):
+        assert compare(graph, written(graph, tmp_path)).difference < 1e-5
+
+
+def test_every_family_that_is_named_as_built_is_tried_here() -> None:
+    here = {"GPT2", "Llama", "Bert", "BertClassifier", "BertFeatures", "VisionTransformer", "T5", *FAMILIES}
+    assert {name.rpartition(".")[2] for name in KINDS} == here
 
 
 def test_impossible_settings_and_models_are_refused_by_name() -> None:

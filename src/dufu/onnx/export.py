@@ -22,6 +22,7 @@ from dufu.onnx.graph import Graph
 from dufu.onnx.picture import PictureGraph
 from dufu.onnx.session import Session, require
 from dufu.onnx.write import EXTERNAL_ABOVE, FIRST_OPSET, check_settings, write_graph
+from dufu.parallel.process import world_size
 from dufu.training.checkpoint import find_weights
 from dufu.training.effective import effective_config
 from dufu.training.export_hf import config_fields
@@ -65,6 +66,9 @@ ENCODER = Kind("encoder", lambda model: [EncoderGraph(model)], _encoder_facts)
 ENCODER_DECODER = Kind("encoder_decoder", graphs_of, _encoder_decoder_facts)
 PICTURE = Kind("picture", lambda model: [PictureGraph(model)], lambda graphs: {})
 
+# How a model is loaded to be traced, whatever it was trained with.
+PLAIN = ("train.amp.enabled=false", "graph.enabled=false", "train.input_placement_device=cpu")
+
 # Our classes by the path under which their families know them.
 KINDS = {
     "dufu.models.gpt2.GPT2": DECODER,
@@ -87,7 +91,11 @@ KINDS = {
     "dufu.models.albert.Albert": ENCODER,
     "dufu.models.t5.T5": ENCODER_DECODER,
     "dufu.models.t5.MT5": ENCODER_DECODER,
+    "dufu.models.bart.Bart": ENCODER_DECODER,
     "dufu.models.vit.VisionTransformer": PICTURE,
+    "dufu.models.swin.SwinTransformer": PICTURE,
+    "dufu.models.swin.SwinTransformerV2": PICTURE,
+    "dufu.models.resmlp.ResMLP": PICTURE,
 }
 
 
@@ -148,8 +156,8 @@ def export_onnx(
     """
     check_settings(opset, external_above)
     require("onnx", "onnxscript", *(["onnxruntime"] if check else []))
-    if Path(folder).resolve() == Path(out).resolve():
-        raise ConfigError(f"{out}: is the model's own folder; give another")
+    if world_size() > 1:
+        raise ConfigError(f"dufu export onnx runs in one process, not in {world_size()}")
     path = find_weights(folder)
     config = effective_config(config_of_folder(path) if is_folder(path) else path / "config.yaml")
     target, cfg = named_model(config.model)
@@ -157,7 +165,7 @@ def export_onnx(
     place = OutFolder(Path(out))
     with place as part:
         named = [] if tokenizer is None else [f"tokenization.tokenizer={tokenizer}"]
-        loaded = load(folder, ["train.amp.enabled=false", "graph.enabled=false", *named])
+        loaded = load(folder, [*PLAIN, *named])
         exported = _write(loaded, kind, target, cfg, part, opset, external_above, check)
     return Exported([place.path / file.name for file in exported.files], exported.compared)
 
@@ -193,4 +201,5 @@ def _write_others(loaded: Loaded, target: str, cfg: dict[str, Any], folder: Path
         fields = family_of(target).write(target, cfg)
     except ConfigError:
         return
-    write_json(folder / "config.json", config_fields(fields, origin, "float32", loaded.tokenizer))
+    tokenizer = None if KINDS[target] is PICTURE else loaded.tokenizer
+    write_json(folder / "config.json", config_fields(fields, origin, "float32", tokenizer))

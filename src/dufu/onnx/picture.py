@@ -23,8 +23,9 @@ class PictureGraph(Graph):
 
     def __init__(self, model: ChainModel) -> None:
         super().__init__(model)
-        patch: Any = model.embedding.patch  # type: ignore[union-attr]
-        self.tokens, self.side, self.colours = int(model.max_seq_length), int(model.img_size), int(patch.weight.shape[1])  # type: ignore[arg-type]
+        embedding: Any = model.embedding
+        self.tokens = int(getattr(embedding, "tokens", embedding.patch.num_patches))
+        self.side, self.colours = int(model.img_size), int(embedding.patch.weight.shape[1])  # type: ignore[arg-type]
         with torch.no_grad():
             found = self.model(self._batch(torch.zeros(1, self.colours, self.side, self.side)))
         self.pools, self.classifies = isinstance(found, dict), isinstance(found, Tensor) and found.dim() == 2

@@ -32,15 +32,17 @@ def check_settings(opset: int, external_above: int) -> None:
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Hold back what the exporter tells its own developers."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
 
 
 def write_graph(graph: Graph, folder: Path, opset: int, external_above: int) -> list[Path]:
