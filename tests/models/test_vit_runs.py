@@ -145,7 +145,7 @@ def test_what_does_not_fit_together_is_said_before_any_work(
 
 
 def test_pictures_for_a_model_of_text_are_refused(noise: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="dataset=pictures, but dufu.models.bert.Bert takes none"):
+    with pytest.raises(ConfigError, match=r"dataset=pictures, but dufu\.models\.bert\.Bert takes none"):
         train("bert_tiny", [f"train.output_dir={tmp_path / 'run'}", "dataloader.dataset={_target_: pictures}"], data=[str(noise)])
 
 
@@ -181,3 +181,27 @@ def test_a_run_exported_is_a_folder_that_transformers_classifies_pictures_with(s
     with torch.no_grad():
         mine = loaded.distributed.model(Batch(torch.arange(10)[None], extra={"pixels": ready}))
         torch.testing.assert_close(mine, theirs(ready).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_folder_is_evaluated_and_trained_on_with_its_own_pictures_settings_and_classes(tmp_path: Path) -> None:
+    """The classes' order is the folder's, not that of the sub-folders' names; so are mean, standard deviation and scaling."""
+    from dufu.training.export_hf import export_folder
+
+    data, run, out = write_shapes(tmp_path / "data", 12, size=16), tmp_path / "run", tmp_path / "out"
+    settings = [*SMALL, "train.train_iter=5", "train.tensorboard=false"]
+    made = ["dataloader.dataset.crop_share=0.75", "dataloader.dataset.mean=[0.2]", "dataloader.dataset.std=[0.3]",
+            "dataloader.dataset.classes=[triangle,square,circle]"]  # fmt: skip
+    train("vit_tiny", [*settings, *made, f"train.output_dir={run}"], data=[str(data)])
+    export_folder(run, out)
+    found = [dufu("eval", str(folder), "--data", str(data), "--json") for folder in (run, out)]
+    mine, theirs = (json.loads(each.stdout) for each in found)
+    assert mine["accuracy@1"] == theirs["accuracy@1"] and mine["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
+    plain = str((Path(__file__).parents[2] / "src/dufu/recipes/vit_tiny.py").read_text()).replace(", crop_share=None", "")
+    (tmp_path / "plain.py").write_text(plain)
+    train(
+        str(tmp_path / "plain.py"),
+        [f"model={out}", "train.train_iter=1", f"train.output_dir={tmp_path / 'more'}"],
+        data=[str(data)],
+    )
+    config = (tmp_path / "more" / "config.yaml").read_text()
+    assert "crop_share: 0.75" in config and "- 0.2\n" in config and "- 0.3\n" in config

@@ -65,6 +65,7 @@ class Augmentation:
         rand_augment: operations chosen at random (Cubuk et al., "RandAugment", 2019); 0 = none.
         rand_augment_magnitude: their strength, from 0 to 10.
         erase: probability of blanking a rectangle (Zhong et al., "Random erasing", 2017).
+        resample: how a picture is scaled.
 
     Raises:
         ConfigError: a setting that cannot be.
@@ -83,6 +84,7 @@ class Augmentation:
     rand_augment: int = 0
     rand_augment_magnitude: float = 9.0
     erase: float = 0.0
+    resample: Literal["bicubic", "bilinear"] = "bicubic"
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):
@@ -96,6 +98,8 @@ class Augmentation:
             raise ConfigError(f"{_where('crop_share')}={self.crop_share}: above 0 to 1, or null")
         if self.crop not in ("random_resized", "padded", "none"):
             raise ConfigError(f'{_where("crop")}="{self.crop}": one of random_resized, padded, none')
+        if self.resample not in ("bicubic", "bilinear"):
+            raise ConfigError(f'{_where("resample")}="{self.resample}": bicubic or bilinear')
         for name in ("flip", "color_jitter", "erase"):
             check_share(name, getattr(self, name))
         if self.rand_augment < 0 or not 0.0 <= self.rand_augment_magnitude <= _LARGEST:
@@ -135,7 +139,7 @@ class Augmentation:
         size = (self.img_size, self.img_size)
         if box == (0, 0, *image.size) and image.size == size:
             return image
-        return image.resize(size, pillow().Resampling.BICUBIC, box=box)
+        return image.resize(size, getattr(pillow().Resampling, self.resample.upper()), box=box)
 
     def _middle(self, image: Image) -> Image:
         width, height = image.size

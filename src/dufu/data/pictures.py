@@ -19,6 +19,7 @@ from dufu.config.registry import register_dataset
 from dufu.data.augment import Augmentation, Mixing, Pixels, check_range
 from dufu.data.masking import IGNORE, Draws
 from dufu.data.picture_files import PictureSource, classes_of, open_pictures
+from dufu.data.picture_processor import FILE, processor_fields
 from dufu.errors import ConfigError, DataError
 
 Sample = dict[str, npt.NDArray[Any]]
@@ -40,7 +41,7 @@ class PictureDataset:
         channels: colours; None in a config = the model's in_chans.
         tokens: of a sample; None in a config = what the model makes of a picture.
         training: whether `item` augments.
-        crop, crop_scale, crop_ratio, crop_share, flip, color_jitter, rand_augment, rand_augment_magnitude, erase: see Augmentation.
+        crop, crop_scale, crop_ratio, crop_share, resample, flip, color_jitter, rand_augment, rand_augment_magnitude, erase: see Augmentation.
         mean, std: of each colour, from 0 to 1.
         mixup, cutmix: see Mixing.
         broken: whether a picture that cannot be decoded ends the run ("refuse") or is a sample that scores nothing ("skip"), and is counted.
@@ -64,6 +65,7 @@ class PictureDataset:
         crop_scale: Sequence[float] = (0.08, 1.0),
         crop_ratio: Sequence[float] = (0.75, 1.3333333333333333),
         crop_share: float | None = 0.875,
+        resample: Literal["bicubic", "bilinear"] = "bicubic",
         flip: float = 0.5,
         color_jitter: float = 0.0,
         rand_augment: int = 0,
@@ -89,7 +91,7 @@ class PictureDataset:
         self.augmentation = Augmentation(
             img_size, 3 if channels is None else channels, tuple(map(float, mean)), tuple(map(float, std)), crop_share, crop,
             check_range("crop_scale", crop_scale), check_range("crop_ratio", crop_ratio), flip, color_jitter, rand_augment,
-            rand_augment_magnitude, erase,
+            rand_augment_magnitude, erase, resample,
         )  # fmt: skip
         self.mixing = Mixing(mixup, cutmix)
         known = {name: number for number, name in enumerate(source.classes if classes is None else classes)}
@@ -166,17 +168,9 @@ class PictureDataset:
         }
         if dataset.channels != 3:  # transformers' processors do not make pictures grey
             return files
-        square = {"height": side, "width": side}
-        how: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "size": square}
-        if share is not None:
-            shorter = {"shortest_edge": round(side / share)}
-            how = {"image_processor_type": "CLIPImageProcessor", "size": shorter, "do_center_crop": True, "crop_size": square}
         defaults = inspect.signature(PictureDataset.__init__).parameters
         mean, std = (list(map(float, dataset.get(name, defaults[name].default))) for name in ("mean", "std"))
-        files["preprocessor_config.json"] = {
-            **how, "do_resize": True, "resample": 3, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True,
-            "do_convert_rgb": True, "image_mean": mean * (3 // len(mean)), "image_std": std * (3 // len(std)),
-        }  # fmt: skip
+        files[FILE] = processor_fields(side, share, dataset.get("resample", "bicubic"), mean, std)
         return files
 
     @staticmethod
