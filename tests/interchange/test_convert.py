@@ -138,6 +138,22 @@ def test_libai_encoders(tmp_path: Path, root: str, head: str, post: bool) -> Non
     same(torch.load(tmp_path / "back.pt"), state)
 
 
+def test_libai_bert_without_a_head(tmp_path: Path) -> None:
+    state, _ = libai_encoder("bert", "cls_head")
+    bare = {name.removeprefix("bert."): value for name, value in state.items() if name.startswith("bert.")}
+    torch.save(state, tmp_path / "whole.pt")
+    torch.save(bare, tmp_path / "bare.pt")
+    options = (HEADS, "apply_residual_post_layernorm=true", "--from", "libai", "--model", "bert")
+    convert(tmp_path / "whole.pt", tmp_path / "whole", *options)
+    convert(tmp_path / "bare.pt", tmp_path / "bare", *options)
+    from transformers import BertModel
+
+    with torch.no_grad():
+        one, two = (BertModel.from_pretrained(tmp_path / name).eval()(s.some_ids()) for name in ("whole", "bare"))
+    assert torch.equal(one.last_hidden_state, two.last_hidden_state)
+    assert torch.equal(one.pooler_output, two.pooler_output)
+
+
 @pytest.mark.parametrize("numbered", [False, True])
 def test_libai_in_oneflow_folders(tmp_path: Path, numbered: bool, capsys: pytest.CaptureFixture[str]) -> None:
     state, names = libai_gpt()
