@@ -15,8 +15,8 @@ __all__ = [
     "Feed",
     "IndexedTokens",
     "IndexedWriter",
-    "Seq2SeqDataset",
     "PictureDataset",
+    "Seq2SeqDataset",
     "TextTokenizer",
     "load_tokenizer",
 ]
