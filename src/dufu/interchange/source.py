@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -62,6 +63,7 @@ class ForeignWeights:
         self.folder, self.tensors, self.table, self.shapes = tensors.where, tensors, table, dict(shapes)
         self._needed = table.foreign_shapes(shapes)
         self._rules: dict[str, Rule] = {rule.ours: rule for rule in table.rules}
+        self._parts = {rule.ours: Counter(part.name for part in rule.parts) for rule in table.rules}
         self._padded = {part.name for rule in table.rules if rule.padded for part in rule.parts}
         self._found = {table.current_name(name, self._needed): name for name in tensors.names() if not table.ignores(name)}
         if len(self._found) < sum(not table.ignores(name) for name in tensors.names()):
@@ -141,7 +143,7 @@ class ForeignWeights:
         low, high = max(block.row, part.row), min(block.row + block.rows, last)
         if low >= high:
             return
-        many = sum(other.name == part.name for other in rule.parts) > _MANY
+        many = self._parts[rule.ours][part.name] > _MANY
         if part.matrix is None:
             left, right = block.col, block.col + block.cols
             first = part.start + low - part.row

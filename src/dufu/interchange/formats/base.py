@@ -232,11 +232,14 @@ def add_unseen(family: str, cfg: dict[str, Any], size: str = "") -> list[str]:
         A line for each thing that was filled in.
 
     Raises:
-        ConfigError: no published size fits.
+        ConfigError: no published size fits, or what was said cannot be.
     """
     notes = []
     for name in UNSEEN:
-        if cfg.get(name) is not None:
+        value = cfg.get(name)
+        if value is not None:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1 or cfg["hidden_size"] % value:
+                raise ConfigError(f"{name}={value}: a whole number that divides the width, {cfg['hidden_size']}")
             continue
         keys = ("hidden_layers", "hidden_size", "ffn_hidden_size")
         fits = {n: s for n, s in published(family).items() if all(s[k] == cfg[k] for k in keys) and size in ("", n)}
@@ -269,6 +272,21 @@ def told(
         return []
     cfg[name] = value
     return [f"assumed {name}={value}, {why}"]
+
+
+def agree(source: Source, cfg: Mapping[str, Any], **pairs: str) -> None:
+    """Compare the program's settings with what the weights show.
+
+    Args:
+        pairs: the program's name = our argument.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    for theirs, ours in pairs.items():
+        value = source.settings.get(theirs)
+        if isinstance(value, int) and value != cfg[ours]:
+            raise CheckpointError(f"{source.path}: the settings say {theirs}={value}, the weights have {cfg[ours]}")
 
 
 def refuse_setting(source: Source, name: str, *allowed: Any) -> None:

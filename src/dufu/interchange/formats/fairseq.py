@@ -25,6 +25,7 @@ from dufu.interchange.formats.base import (
     Plan,
     Source,
     add_unseen,
+    agree,
     choose_family,
     count_layers,
     linear,
@@ -88,6 +89,11 @@ def _describe(source: Source, family: str) -> Found:
         "num_attention_heads": source.setting(f"{side}_attention_heads", source.setting("num_attention_heads")),
         "layernorm_epsilon": 1e-5,
     }
+    agree(
+        source,
+        cfg,
+        **{f"{side}_layers": "hidden_layers", f"{side}_embed_dim": "hidden_size", f"{side}_ffn_embed_dim": "ffn_hidden_size"},
+    )
     notes = add_unseen(family, cfg, source.setting("size", ""))
     notes += told(
         source, cfg, "activation", "activation_fn", "gelu" if encoder else "relu", "fairseq's default", _activation(source)

@@ -18,6 +18,7 @@ from dufu.interchange.formats.base import (
     Plan,
     Source,
     add_unseen,
+    agree,
     choose_family,
     count_layers,
     linear,
@@ -69,6 +70,9 @@ def _describe(source: Source, family: str) -> Found:
         "max_seq_length": shape_of(shapes, f"{root}embeddings.position_embeddings.weight", source.path)[0],
         "num_attention_heads": source.setting("num_attention_heads"),
     }
+    agree(source, cfg, vocab_size="vocab_size", hidden_size="hidden_size", hidden_layers="hidden_layers", num_layers="hidden_layers",
+          intermediate_size="ffn_hidden_size", ffn_hidden_size="ffn_hidden_size", max_position_embeddings="max_seq_length",
+          max_seq_length="max_seq_length")  # fmt: skip
     notes = add_unseen(family, cfg, source.setting("size", ""))
     notes += told(source, cfg, "activation", "activation", "gelu", "the only one in LiBai's models")
     if family == "gpt2":

@@ -19,6 +19,7 @@ from dufu.interchange.formats.base import (
     Plan,
     Source,
     add_unseen,
+    agree,
     choose_family,
     count_layers,
     linear,
@@ -145,6 +146,8 @@ def _describe(source: Source, family: str) -> Found:
         "max_seq_length": shape_of(shapes, "language_model.embedding.position_embeddings.weight", source.path)[0],
         "num_attention_heads": source.setting("num_attention_heads"),
     }
+    agree(source, cfg, padded_vocab_size="vocab_size", hidden_size="hidden_size", ffn_hidden_size="ffn_hidden_size",
+          num_layers="hidden_layers", max_position_embeddings="max_seq_length")  # fmt: skip
     notes = add_unseen(family, cfg, source.setting("size", ""))
     notes += told(
         source, cfg, "vocab_size", "", words[0], "all rows of the table, padding included; give vocab_size=NUMBER to cut it"

@@ -22,6 +22,7 @@ from dufu.interchange.formats.base import (
     Plan,
     Source,
     add_unseen,
+    agree,
     choose_family,
     count_layers,
     linear,
@@ -91,6 +92,8 @@ def _describe(source: Source, family: str) -> Found:
         "max_seq_length": shape_of(shapes, _PLACES, source.path)[0],
         "num_attention_heads": source.setting("heads_num", source.setting("num_attention_heads")),
     }
+    agree(source, cfg, emb_size="hidden_size", hidden_size="hidden_size", feedforward_size="ffn_hidden_size", layers_num="hidden_layers",
+          max_seq_length="max_seq_length")  # fmt: skip
     notes = add_unseen(family, cfg, source.setting("size", ""))
     default = "gelu_tanh" if family == "gpt2" else "gelu"
     notes += told(
