@@ -39,6 +39,17 @@ def onnx(
 
 
 @app.command()
+def peft(
+    folder: Annotated[str, typer.Argument(help="The folder, or a checkpoint, of a run that trained adapters.")],
+    out: Annotated[str, typer.Argument(help="Where it goes: a new folder, or an empty one.")],
+) -> None:
+    """Write a run's adapters as a folder that PEFT reads; `dufu export hf` adds them to the weights instead."""
+    from dufu.training.peft_folder import export_adapter
+
+    print(export_adapter(folder, out))
+
+
+@app.command()
 def hf(
     folder: Annotated[str, typer.Argument(help="A run's folder, a checkpoint, or a Hugging Face folder.")],
     out: Annotated[str, typer.Argument(help="Where it goes: a new folder, or an empty one.")],

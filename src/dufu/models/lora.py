@@ -205,6 +205,7 @@ class Lora:
     train: Sequence[str] = ()
     folder: str | None = None
     sites: dict[str, Site] = field(default_factory=dict, init=False)
+    ranks: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)  # of a layer, where a folder says; and the scale
 
     def __post_init__(self) -> None:
         if self.variant not in ("lora", "dora"):
@@ -228,7 +229,7 @@ class Lora:
         used: set[str] = set()
         keys = getattr(model, "keys", None) or Keys()
         for name, form in names.items():
-            chosen = tuple(n for n, part in enumerate(_parts(name, form)) if self._matches(part, used) or self._matches(name, used))
+            chosen = tuple(n for n, part in enumerate(part_names(name, form)) if self._matches(part, used) or self._matches(name, used))
             if chosen:
                 self._adapt(name, modules[name], form, chosen, keys)
         parameters = dict(model.named_parameters())
@@ -240,7 +241,7 @@ class Lora:
                 parameters[n].requires_grad_(True)
         unused = [pattern for pattern in self.patterns if pattern not in used]
         if unused:
-            known = [part for name, form in names.items() for part in _parts(name, form)]
+            known = [part for name, form in names.items() for part in part_names(name, form)]
             shown = ", ".join(dict.fromkeys(part.rsplit(".", 1)[-1] for part in known))
             raise ConfigError(f"train.adapter.patterns: {unused[0]} names no linear layer{nearest(unused[0], known)}; there are {shown}")
         if self.dropout > 0.0:
@@ -255,12 +256,13 @@ class Lora:
     def _adapt(self, name: str, module: nn.Module, form: Form, chosen: tuple[int, ...], keys: Keys) -> None:
         if self.variant == "dora" and form.gathered:
             raise ConfigError(f"{name}: dora is not built for a layer whose divided output is put together again; use lora")
-        site = self.sites[name] = Site(name, form, chosen, self.rank, self.alpha / self.rank)
+        rank, scale = self.ranks.get(name, (self.rank, self.alpha / self.rank))
+        site = self.sites[name] = Site(name, form, chosen, rank, scale)
         rows = tuple(form.sections[number] for number in chosen)
         weight: Tensor = module.weight  # type: ignore[assignment]
         made = {"dtype": weight.dtype, "device": weight.device}
-        module.register_parameter(A, nn.Parameter(torch.empty(len(chosen) * self.rank, form.inputs, **made)))  # type: ignore[arg-type]
-        module.register_parameter(B, nn.Parameter(torch.empty(sum(rows), self.rank, **made)))  # type: ignore[arg-type]
+        module.register_parameter(A, nn.Parameter(torch.empty(len(chosen) * rank, form.inputs, **made)))  # type: ignore[arg-type]
+        module.register_parameter(B, nn.Parameter(torch.empty(sum(rows), rank, **made)))  # type: ignore[arg-type]
         dora = nn.Parameter(torch.empty(sum(rows), **made)) if self.variant == "dora" else None  # type: ignore[arg-type]
         module.register_parameter(MAGNITUDE, dora)
         # the spread of PEFT's uniform beginning
@@ -290,7 +292,7 @@ def _layers(modules: dict[str, nn.Module]) -> dict[str, Form]:
     return {name: form for name, form in found.items() if form is not None}
 
 
-def _parts(name: str, form: Form) -> list[str]:
+def part_names(name: str, form: Form) -> list[str]:
     """Return the names of a layer's stretches; that of the layer where it has one."""
     if len(form.sections) == 1:
         return [name]
@@ -320,4 +322,4 @@ def is_adapter(name: str) -> bool:
     return name.rsplit(".", 1)[-1] in (A, B, MAGNITUDE)
 
 
-__all__ = ["Form", "Lora", "Site", "form_of", "is_adapter"]
+__all__ = ["Form", "Lora", "Site", "form_of", "is_adapter", "part_names"]

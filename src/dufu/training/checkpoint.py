@@ -49,7 +49,7 @@ def holdings(
     Raises:
         CheckpointError: the optimizer keeps a tensor that is not of its weight's size.
     """
-    for entry in (*store.entries, *store.frozen):
+    for entry in (*store.entries, *(store.frozen if store.saves_frozen else ())):
         yield WEIGHT, entry, entry.tensor.detach()
     for entry, values in zip(store.entries, averages):
         yield AVERAGE, entry, values
@@ -243,7 +243,8 @@ def load_weights(
         CheckpointError: names are missing, unexpected or misshaped (all are listed), or there are no averages.
     """
     lacking = source.compare(store.shapes, allow_missing, allow_unexpected)
-    reader = source if isinstance(source, CheckpointReader) else None
+    own = getattr(source, "reader", source)  # of a source that adds base weights to a checkpoint
+    reader = own if isinstance(own, CheckpointReader) else None
     if averaged and (reader is None or not reader.has(AVERAGE)):
         raise CheckpointError(f"{source.folder}: holds no averaged weights; set train.ema.enabled=false")
     with torch.no_grad():

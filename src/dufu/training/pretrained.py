@@ -10,16 +10,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
-from dufu.config.instantiate import resolve
+from dufu.config.instantiate import instantiate, resolve
 from dufu.config.lazy import as_config
+from dufu.data.picture_processor import folder_settings, processor_settings
 from dufu.errors import CheckpointError, ConfigError
 from dufu.interchange.export import DTYPES
 from dufu.interchange.folder import is_folder, open_folder
 from dufu.interchange.source import ForeignWeights, WeightSource
 from dufu.models.hf import canonical, complete, describe_folder, family_of
-from dufu.training.checkpoint import CheckpointReader
+from dufu.models.lora import Lora, is_adapter
+from dufu.training.adapters import AdaptedSource, BaseSource, missing_base, sites_of
+from dufu.training.checkpoint import CheckpointReader, find_weights
+from dufu.training.peft_folder import first_adapters
+from dufu.training.resuming import saved_config
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json")
 # What a run keeps of the folder it began from, and an export gives on; in the run's folder under ORIGIN.
@@ -72,6 +78,11 @@ def expand_model(config: DictConfig, overrides: Sequence[str]) -> list[str]:
         config.train.load_weight = str(folder)
     if config.tokenization.tokenizer == "bytes" and has_tokenizer(folder):
         config.tokenization.tokenizer = str(folder)
+    dataset = config.dataloader.dataset
+    if isinstance(dataset, DictConfig) and hasattr(resolve(config.model["_target_"]), "picture_tokens"):
+        for name, value in processor_settings(folder).items():
+            if name not in dataset:  # a picture is made ready as the folder's model knows it, unless the config says otherwise
+                dataset[name] = value
     return left
 
 
@@ -147,14 +158,18 @@ def config_of_folder(folder: Path) -> DictConfig:
     target = resolve(model["_target_"])
     dataset = getattr(target, "dataset", "causal_lm" if getattr(target, "causal", False) else None)
     sections: dict[str, Any] = {"model": model, "train": {"load_weight": str(folder)}}
-    if dataset is not None:
+    if hasattr(target, "picture_tokens"):
+        sections["dataloader"] = {"dataset": {"_target_": "pictures", **folder_settings(folder)}}
+    elif dataset is not None:
         sections["dataloader"] = {"dataset": {"_target_": dataset, "sequence_length": None}}
     if has_tokenizer(folder):
         sections["tokenization"] = {"tokenizer": str(folder)}
     return as_config(sections)  # type: ignore[no-any-return]
 
 
-def open_weights(path: Path, model: DictConfig, shapes: Mapping[str, tuple[int, ...]], verify: bool = True) -> WeightSource:
+def open_weights(
+    path: Path, model: DictConfig, shapes: Mapping[str, tuple[int, ...]], verify: bool = True, base: str = ""
+) -> WeightSource:
     """Return the weights of a checkpoint or of a Hugging Face folder.
 
     Args:
@@ -162,18 +177,53 @@ def open_weights(path: Path, model: DictConfig, shapes: Mapping[str, tuple[int, 
         model: the config's `model` section.
         shapes: of the model's parameters.
         verify: whether to compare a checkpoint's files with their checksums.
+        base: where the weights beside a checkpoint's adapters are; "" = where they were when it was written.
 
     Raises:
         CheckpointError: incomplete or damaged.
         ConfigError: the model has no counterpart in Hugging Face's formats.
     """
     if not is_folder(path):
-        return CheckpointReader(path, verify)
+        return with_base(CheckpointReader(path, verify), model, shapes, base)
     target, cfg = named_model(model)
     family = family_of(target)
     if family.describes and family_of(describe_folder(path).target) is not family:
         raise CheckpointError(f"{path} is of another model: it holds a {describe_folder(path).target}, the config has a {target}")
     return ForeignWeights(open_folder(path), family.table(target, cfg), shapes)
+
+
+def with_base(reader: CheckpointReader, model: DictConfig, shapes: Mapping[str, tuple[int, ...]], base: str = "") -> WeightSource:
+    """Return the weights of a checkpoint; those of one that holds adapters only together with the base weights.
+
+    Raises:
+        CheckpointError: the base weights are not there.
+    """
+    if "adapter" not in reader.state:
+        return reader
+    config = saved_config(reader)
+    where = base or str(config.train.load_weight or "")
+    below: WeightSource | None = None
+    if where:
+        try:
+            path = find_weights(where)
+        except CheckpointError:
+            raise missing_base(reader.folder, where) from None
+        below = open_weights(path, model, {name: shape for name, shape in shapes.items() if not is_adapter(name)})
+    return AdaptedSource(reader, below, sites_of(config), averaged=bool(config.train.ema.enabled))
+
+
+def first_weights(path: Path, model: DictConfig, shapes: Mapping[str, tuple[int, ...]], adapter: Lora | None) -> WeightSource:
+    """Return the weights that a run begins with; adapters among its parameters begin as they are made."""
+    if adapter is None:
+        return open_weights(path, model, shapes)
+    rest = {name: shape for name, shape in shapes.items() if not is_adapter(name)}
+    base = open_weights(path, model, rest)
+    if adapter.folder is None:
+        return BaseSource(base, {})
+    target, cfg = named_model(model)
+    with torch.device("meta"):
+        adapter.apply(instantiate(model))
+    return BaseSource(base, first_adapters(adapter, family_of(target).table(target, cfg), base, rest))
 
 
 def named_model(model: DictConfig) -> tuple[str, dict[str, Any]]:

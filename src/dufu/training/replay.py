@@ -32,6 +32,7 @@ from dufu.training.effective import effective_config
 from dufu.training.evaluation import metrics_of, reduce_totals
 from dufu.training.optimizer import build_optimizer, build_schedule
 from dufu.training.precision import LossScaler, precision_from_config
+from dufu.training.pretrained import with_base
 from dufu.training.saving import CheckpointHook
 from dufu.training.step import TrainStep
 from dufu.training.writing import Writing, take_pieces
@@ -148,7 +149,7 @@ def replay(folder: str | Path) -> str:
             torch.use_deterministic_algorithms(True, warn_only=True)
         precision = precision_from_config(config.train.amp, processes.device)
         distributed = build_model(config, processes, precision)
-        load_weights(reader, distributed.store)
+        load_weights(with_base(reader, config.model, distributed.store.shapes), distributed.store)
         distributed.store.publish()
         optimizer, limit, norm_type = build_optimizer(config, distributed)
         scaler = LossScaler(config.train.amp) if precision.scaled else None
