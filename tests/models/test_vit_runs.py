@@ -205,3 +205,27 @@ def test_a_folder_is_evaluated_and_trained_on_with_its_own_pictures_settings_and
     )
     config = (tmp_path / "more" / "config.yaml").read_text()
     assert "crop_share: 0.75" in config and "- 0.2\n" in config and "- 0.3\n" in config
+
+
+def test_a_new_head_takes_the_place_of_one_of_other_classes(noise: Path, tmp_path: Path) -> None:
+    from dufu.errors import CheckpointError
+    from dufu.training.export_hf import export_folder
+
+    data, out = write_shapes(tmp_path / "data", 6, size=16), tmp_path / "out"
+    train(
+        "vit_tiny",
+        [*SMALL, "train.train_iter=1", "train.tensorboard=false", f"train.output_dir={tmp_path / 'run'}"],
+        data=[str(data)],
+    )
+    export_folder(tmp_path / "run", out)
+    settings = [
+        f"model={out}",
+        "model.cfg.num_classes=null",
+        "train.train_iter=1",
+        "train.tensorboard=false",
+        f"train.output_dir={tmp_path / 'more'}",
+    ]
+    with pytest.raises(CheckpointError, match=r"classifier.weight is \[3, 16\] instead of \[7, 16\]"):
+        train("vit_tiny", settings, data=[str(noise)])
+    outcome = train("vit_tiny", [*settings, "train.allow_missing=[classifier]"], data=[str(noise)])
+    assert outcome.finished and "num_classes: 7" in (tmp_path / "more" / "config.yaml").read_text()

@@ -78,8 +78,14 @@ class ForeignWeights:
         """See WeightSource; names may be ours or theirs."""
         problems: list[str] = []
         lacking: set[str] = set()
+        replaced: set[str] = set()  # of an old head in the place of which a new one of another size begins
         for ours, rule in self._rules.items():
             names = dict.fromkeys(part.name for part in rule.parts)
+            other = {n for n in names if n in self._found and not self._fits(n, self.tensors.shape(self._found[n]))}
+            if other and other == set(names) and (matches(ours, allow_missing) or all(matches(n, allow_missing) for n in other)):
+                lacking.add(ours)
+                replaced |= other
+                continue
             absent = [name for name in names if name not in self._found]
             if not absent:
                 continue
@@ -93,7 +99,7 @@ class ForeignWeights:
                 problems += self._differing_copy(name)
             elif name not in self._needed:
                 problems += [] if matches(original, allow_unexpected) else [f"unexpected {original}"]
-            elif not self._fits(name, self.tensors.shape(original)):
+            elif name not in replaced and not self._fits(name, self.tensors.shape(original)):
                 problems.append(f"{original} is {list(self.tensors.shape(original))} instead of {list(self._needed[name])}")
         refuse_names(self.folder, list(dict.fromkeys(problems)))
         return lacking
