@@ -167,6 +167,17 @@ def test_published_numbers_of_parameters(name: str, millions: float) -> None:
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.01)
 
 
+def test_stages_of_a_pipeline_count_the_patches_that_each_layer_sees() -> None:
+    """A layer of a later stage has four times the weights and a quarter of the patches: the work of each is nearly the same."""
+    from dufu.parallel.layout import ParallelLayout
+    from dufu.parallel.stages import assign_stages
+
+    with torch.device("meta"):
+        model = SwinTransformer(**SIZES["swin_base_patch4_window7_224"], num_classes=1000)
+    stages = assign_stages(model, model.units(), ParallelLayout(pipeline=2))
+    assert 11 <= sum(stage == 0 for name, stage in stages.items() if name.startswith("layers")) <= 13
+
+
 @BOTH
 def test_a_batch_in_parts_sums_to_the_whole_with_dropout_on(version: int) -> None:
     torch.manual_seed(1)
@@ -193,7 +204,11 @@ SMALL = ["model.cfg.img_size=12", "model.cfg.embed_dim=16", "model.cfg.window_si
 @pytest.mark.parametrize("version", [1, 2])
 def test_layouts_give_the_numbers_of_one_process(version: int, ranks: Ranks, tmp_path: Path) -> None:
     noise = str(write_noise(tmp_path / "noise.npz"))
-    layouts = "tp2xpp2" if os.environ.get("DUFU_MODELS") != "all" else "dp2,tp2,pp2,tp2xpp2,zero3,zero3xtp2:recompute,dp2:selective"
+    layouts = (
+        "tp2xpp2"
+        if os.environ.get("DUFU_MODELS") != "all"
+        else "dp2,tp2,pp2,tp2xpp2,zero3,zero3xtp2:recompute,dp2:selective,dp2:O1"
+    )
     report = check_config(
         f"swin{'v2' if version == 2 else ''}_tiny", SMALL, layouts=layouts, data=[noise], steps=2, pool=ranks.pool
     )

@@ -106,7 +106,8 @@ def _layer_costs(model: nn.Module, units: dict[str, nn.Module], layers: list[str
     following = layers[-1]
     for name in reversed(list(units)):
         following = name if name in costs else following
-        costs[following] += unit_cost(units[name], length)
+        tokens = int(getattr(units[name], "tokens", 1))  # where units see unequal numbers of them, each says its own
+        costs[following] += unit_cost(units[name], length) * tokens
     return [costs[name] for name in layers]
 
 

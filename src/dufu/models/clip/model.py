@@ -62,12 +62,13 @@ class TowerUnit(nn.Module):
 
     Args:
         tower: "picture" or "text".
+        tokens: of its tower, for the balance of a pipeline.
         arguments: those of TransformerLayer.
     """
 
-    def __init__(self, tower: str, **arguments: Any) -> None:
+    def __init__(self, tower: str, tokens: int, **arguments: Any) -> None:
         super().__init__()
-        self.tower = tower
+        self.tower, self.tokens = tower, tokens
         self.block = TransformerLayer(**arguments)
 
     def forward(self, state: Towers, batch: Batch) -> Towers:
@@ -155,18 +156,18 @@ class CLIP(ChainModel):
             img_size, patch_size, in_chans, vision_width, vocab_size, context_length, transformer_width, layernorm_epsilon, init
         )
 
-        def tower(name: str, layers: int, width: int, heads: int, inner: int | None) -> nn.ModuleList:
+        def tower(name: str, tokens: int, layers: int, width: int, heads: int, inner: int | None) -> nn.ModuleList:
             return nn.ModuleList(
                 TowerUnit(
-                    name, hidden_size=width, ffn_hidden_size=inner or 4 * width, num_attention_heads=heads,
+                    name, tokens, hidden_size=width, ffn_hidden_size=inner or 4 * width, num_attention_heads=heads,
                     attention_dropout_prob=attention_dropout_prob, layernorm_epsilon=layernorm_epsilon, activation=activation,
                     init=init, output_init=Normal(initializer_range / math.sqrt(2 * layers)),
                 )
                 for _ in range(layers)
             )  # fmt: skip
 
-        self.picture = tower("picture", vision_layers, vision_width, vision_heads, vision_ffn)
-        self.text = tower("text", transformer_layers, transformer_width, transformer_heads, transformer_ffn)
+        self.picture = tower("picture", self.embedding.patch.num_patches + 1, vision_layers, vision_width, vision_heads, vision_ffn)
+        self.text = tower("text", context_length, transformer_layers, transformer_width, transformer_heads, transformer_ffn)
         self.head = CLIPHead(vision_width, transformer_width, embed_dim, end_token, layernorm_epsilon)
         self.finish()
 

@@ -109,6 +109,7 @@ class SwinUnit(nn.Module):
     ) -> None:
         super().__init__()
         self.grid, self.version, self.merging = grid, version, merging
+        self.tokens = grid.side**2  # that it computes, for the balance of a pipeline
         self.attention: Attention
         self.bias: nn.Module
         if version == 1:

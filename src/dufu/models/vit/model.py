@@ -21,7 +21,6 @@ from dufu.layers.patch import PatchEmbedding
 from dufu.models.chain import Batch, ChainModel, Sums, TransformerUnit
 from dufu.models.pictures import (
     LABELS,
-    PIXELS,
     check_classes,
     check_tokens,
     count_pictures,
@@ -187,4 +186,4 @@ class VisionTransformer(ChainModel):
         return super().prepare(batch)
 
 
-__all__ = ["PIXELS", "VisionTransformer"]
+__all__ = ["VisionTransformer"]
