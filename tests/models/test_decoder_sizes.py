@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from dufu.config.instantiate import instantiate
-from dufu.models.hf import complete, family_of
+from dufu.models.hf import complete, describe_folder, family_of
 from dufu.training.effective import effective_config
+from tests.models.published_configs import CONFIGS
 
 # What Hugging Face's pages report of the releases.
 PUBLISHED = {
@@ -58,3 +61,16 @@ def test_the_tiny_recipe_builds() -> None:
         model: Any = instantiate(config.model)
     assert model.layers[0].block.attention.query_norm is not None
     assert {module.p for module in model.modules() if type(module).__name__ == "Dropout"} == {0.1}
+
+
+@pytest.mark.parametrize(("family", "name", "values"), CONFIGS, ids=[name for _, name, _ in CONFIGS])
+def test_the_config_json_of_a_release_is_its_named_size(family: str, name: str, values: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    found = describe_folder(tmp_path)
+    kind, cfg = sizes(family)[name]
+    assert found.target == f"dufu.models.{family}.{kind}"
+    whole, read = complete(found.target, cfg), complete(found.target, found.cfg)
+    inferred = {"head_size": read.get("head_size"), "ffn_hidden_size": read.get("ffn_hidden_size")}
+    for key, value in whole.items():
+        if key not in {"max_window_layers", "num_key_value_heads"} or key in cfg:
+            assert read[key] == (inferred[key] if value is None and key in inferred else value), key
