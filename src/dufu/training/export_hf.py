@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from dufu.config.instantiate import instantiate
+from dufu.data.seq2seq import start_token
 from dufu.data.tokenizer import TextTokenizer
 from dufu.errors import CheckpointError
 from dufu.interchange.export import OutFolder, Read, dtype_of, write_json, write_weights
@@ -104,7 +105,9 @@ def export_folder(source: str | Path, out: str | Path, dtype: str | None = None,
             tokenizer.save(folder)
         if not (folder / "generation_config.json").is_file() and _generates(written):
             ids: dict[str, Any] = {
-                name: written[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in written
+                name: written[name]
+                for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+                if name in written
             }
             write_json(folder / "generation_config.json", ids)
     step = int(weights.state["step"]) if isinstance(weights, CheckpointReader) else 0
@@ -114,7 +117,10 @@ def export_folder(source: str | Path, out: str | Path, dtype: str | None = None,
 def config_fields(fields: dict[str, Any], origin: Path, dtype: str, tokenizer: TextTokenizer | None) -> dict[str, Any]:
     """Return a whole config.json: what the model's family writes, over what the model's original folder had beside it."""
     kept = _original_fields(origin, str(fields["model_type"]))
-    return {**kept, **fields, "dtype": dtype, "torch_dtype": dtype, **_special_tokens(kept, tokenizer)}
+    found = {**kept, **fields, "dtype": dtype, "torch_dtype": dtype, **_special_tokens(kept, tokenizer)}
+    if found.get("is_encoder_decoder") and tokenizer is not None:
+        found.setdefault("decoder_start_token_id", start_token(tokenizer))
+    return found
 
 
 def _generates(fields: dict[str, Any]) -> bool:
