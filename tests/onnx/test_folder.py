@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -130,6 +131,26 @@ def test_an_encoder_decoder_model_of_a_hugging_face_folder(tmp_path: Path) -> No
         right = expected(PROMPTS, **settings)
         assert alone(PROMPTS, **settings) == right
         assert len({tuple(each.tokens) for each in right}) >= 4
+
+
+@pytest.mark.skipif(os.environ.get("DUFU_MODELS") != "all", reason="DUFU_MODELS=all")
+def test_a_model_of_pictures_needs_no_tokenizer(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, image_size=8, patch_size=4, num_labels=5,
+        initializer_range=0.3,
+    )  # fmt: skip
+    theirs = transformers.ViTForImageClassification(config).eval()
+    theirs.save_pretrained(tmp_path / "hf")
+    export_onnx(tmp_path / "hf", tmp_path / "out")
+    pixels = torch.randn(3, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            Session(tmp_path / "out" / "model.onnx")([pixels])[0], theirs(pixels).logits, atol=1e-5, rtol=1e-5
+        )
+    with pytest.raises(ConfigError, match="kind picture"):
+        TextGenerationPipeline(tmp_path / "out")
 
 
 def test_what_an_exported_folder_cannot_do(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:

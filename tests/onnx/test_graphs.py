@@ -200,7 +200,7 @@ GROUPED = {**DECODER, "num_key_value_heads": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2": GROUPED, "Qwen3": GROUPED, "Gemma": DECODER, "Glm": GROUPED, "Glm4": GROUPED, "ChatGLM": DECODER, "OPT": DECODER,
     "Bloom": TEXT, "Mistral": {**GROUPED, "sliding_window": 6}, "Roberta": TEXT, "RobertaClassifier": TEXT, "RobertaFeatures": TEXT,
-    "Albert": TEXT, "MT5": DECODER, "Bart": DECODER, "SwinTransformer": SWIN, "SwinTransformerV2": SWIN,
+    "Albert": TEXT, "MT5": DECODER, "Bart": DECODER, "SwinTransformer": SWIN, "SwinTransformerV2": {**SWIN, "depths": [1, 1]},
     "ResMLP": {**PICTURES, "img_size": 8, "patch_size": 4, "depth": 1},
 }  # fmt: skip
 
