@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import checkpoint_speed, dufu_gpt, plain_gpt, whole_process
+from benchmarks import checkpoint_speed, dufu_gpt, folder_speed, plain_gpt, whole_process
 from benchmarks.harness import Contender, machine, measure, ratio
 
 # 38 million parameters: 3 layers, 768 wide, 4 heads, the Chinese BERT vocabulary's size, head tied.
@@ -112,6 +112,11 @@ def checkpoint(rounds: int) -> None:
     table("A checkpoint of the 38 M GPT with AdamW's moments, one process", checkpoint_speed.measure(GPT38, rounds))
 
 
+def folder(rounds: int) -> None:
+    """Time loading a Hugging Face folder beside the disk."""
+    table("Loading a sharded Hugging Face folder, cold cache", folder_speed.measure_folder(rounds))
+
+
 def preprocess(rounds: int) -> None:
     """Memory and time of `dufu preprocess`."""
     table("Preprocessing (byte-level BPE of 4,000 words)", whole_process.preprocess(max(1, rounds // 3)))
@@ -127,6 +132,7 @@ TABLES = {
     "scale": scale,
     "layouts": layouts,
     "checkpoint": checkpoint,
+    "folder": folder,
     "preprocess": preprocess,
     "startup": startup,
 }

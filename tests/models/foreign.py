@@ -32,7 +32,7 @@ class State:
     def dtype(self, name: str) -> torch.dtype:
         return self._state[name].dtype
 
-    def rows(self, name: str, first: int, count: int) -> Tensor:
+    def rows(self, name: str, first: int, count: int, scratch: Tensor | None = None) -> Tensor:
         value = self._state[name]
         return value.reshape(value.shape[0] if value.dim() else 1, -1)[first : first + count]
 

@@ -65,9 +65,22 @@ class Tensors:
         """Return a tensor's type."""
         return self._file[name].dtype(name)
 
-    def rows(self, name: str, first: int, count: int) -> Tensor:
+    def rows(self, name: str, first: int, count: int, scratch: Tensor | None = None) -> Tensor:
         """Read rows of a tensor; see TensorFile."""
-        return self._file[name].rows(name, first, count)
+        return self._file[name].rows(name, first, count, scratch)
+
+    def read_into(self, name: str, first: int, out: Tensor) -> bool:
+        """Read rows straight into a matrix where that is possible: the file is of the matrix's type and the matrix lies in one piece."""
+        file = self._file[name]
+        if (
+            not isinstance(file, SafetensorsFile)
+            or file.dtype(name) != out.dtype
+            or not out.is_contiguous()
+            or out.device.type != "cpu"
+        ):
+            return False
+        file.read_into(name, first, out)
+        return True
 
 
 def open_folder(folder: Path) -> Tensors:

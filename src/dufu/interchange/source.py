@@ -18,7 +18,7 @@ from dufu.parallel.parameters import Piece
 from dufu.parallel.region import Block, Region, as_matrix
 
 WEIGHT = "weight"
-_BUFFER = 1 << 24  # numbers read at a time
+_BUFFER = 1 << 20  # numbers read at a time: few enough to be looked at while they are still in the processor's cache
 _MANY = 4  # parts of one foreign tensor from which on it is read whole
 
 
@@ -71,6 +71,7 @@ class ForeignWeights:
                 f"{self.folder}: two of its tensors stand for the same one, by an old name and by the present one"
             )
         self._whole: tuple[str, Tensor] | None = None
+        self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def compare(
         self, shapes: Mapping[str, Shape], allow_missing: Sequence[str] = (), allow_unexpected: Sequence[str] = ()
@@ -89,7 +90,9 @@ class ForeignWeights:
             absent = [name for name in names if name not in self._found]
             if not absent:
                 continue
-            allowed = ours in self.table.optional or matches(ours, allow_missing) or all(matches(name, allow_missing) for name in absent)
+            allowed = (
+                ours in self.table.optional or matches(ours, allow_missing) or all(matches(name, allow_missing) for name in absent)
+            )
             if allowed and len(absent) == len(names):
                 lacking.add(ours)
             else:
@@ -136,11 +139,30 @@ class ForeignWeights:
         for block, out in region.views(memory):
             done = 0
             for part in rule.parts:
+                if (straight := self._straight(rule, part, block, shape, out)) is not None:
+                    done += straight
+                    continue
                 for rows, cols, values in self._overlap(rule, part, block, shape):
                     out[rows, cols] = values.to(out.dtype)
                     done += values.numel()
             if done != block.numel:
                 raise AssertionError(f"the table of names covers {done} of {block.numel} numbers of {name}")
+
+    def _straight(self, rule: Rule, part: Part, block: Block, shape: Shape, out: Tensor) -> int | None:
+        """Read whole rows straight into their place; return how many numbers, None where that cannot be done."""
+        rows, cols = as_matrix(shape)
+        name = self._found[part.name]
+        if part.matrix or part.transposed or (block.col, block.cols) != (0, cols) or self._parts[rule.ours][part.name] > _MANY:
+            return None
+        last = part.row + (rows - part.row if part.rows is None else part.rows)
+        low, high = max(block.row, part.row), min(block.row + block.rows, last)
+        step = max(1, _BUFFER // max(1, cols))
+        for first in range(low, high, step):
+            piece = out[first - block.row : min(high, first + step) - block.row]
+            if not self.tensors.read_into(name, part.start + first - part.row, piece):
+                return None
+            self._check(name, piece)
+        return max(0, high - low) * cols
 
     def _overlap(self, rule: Rule, part: Part, block: Block, shape: Shape) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield what a part gives of a block: rows and columns within the block, and the values."""
@@ -166,7 +188,7 @@ class ForeignWeights:
         step = max(1, _BUFFER // inner_cols)
         for start in range(top, bottom, step):
             stop = min(bottom, start + step)
-            pieces = [values for _, _, values in self._rectangle(part, start, stop, 0, inner_cols, many)]
+            pieces = [values.clone() for _, _, values in self._rectangle(part, start, stop, 0, inner_cols, many)]
             flat = torch.cat(pieces).reshape(-1)
             begin, end = max(left, part.col + start * inner_cols), min(right, part.col + stop * inner_cols)
             offset = part.col + start * inner_cols
@@ -194,17 +216,23 @@ class ForeignWeights:
                 self._whole = None
                 self._whole = (name, self._finite_rows(name, 0, rows))
             return self._whole[1][first : first + count]
-        return self._finite_rows(name, first, count)
+        size = count * cols * 8
+        if len(self._scratch) < size <= 16 * _BUFFER:
+            self._scratch = torch.empty(size, dtype=torch.uint8)
+        return self._finite_rows(name, first, count, self._scratch)
 
-    def _finite_rows(self, name: str, first: int, count: int) -> Tensor:
-        values = self.tensors.rows(name, first, count)
+    def _finite_rows(self, name: str, first: int, count: int, scratch: Tensor | None = None) -> Tensor:
+        values = self.tensors.rows(name, first, count, scratch)
+        self._check(name, values)
+        return values
+
+    def _check(self, name: str, values: Tensor) -> None:
         if not values.is_floating_point():
             raise CheckpointError(f"{self.folder}: {name} is of type {values.dtype}, which holds no weights")
         if not torch.isfinite(values.sum(dtype=torch.float32 if values.dtype != torch.float64 else None)) and not bool(
             torch.isfinite(values).all()
         ):
             raise CheckpointError(f"{self.folder}: {name} holds values that are no finite numbers")
-        return values
 
 
 def fill_piece(source: WeightSource, piece: Piece, memory: Tensor) -> None:

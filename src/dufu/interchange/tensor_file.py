@@ -37,8 +37,12 @@ class TensorFile(Protocol):
     def dtype(self, name: str) -> torch.dtype:
         """Return a tensor's type."""
 
-    def rows(self, name: str, first: int, count: int) -> Tensor:
-        """Read `count` rows of a tensor's first dimension, as a matrix (count, the rest)."""
+    def rows(self, name: str, first: int, count: int, scratch: Tensor | None = None) -> Tensor:
+        """Read `count` rows of a tensor's first dimension, as a matrix (count, the rest).
+
+        Args:
+            scratch: bytes that may hold the result, until the next call; None = memory of its own.
+        """
 
 
 def _columns(shape: tuple[int, ...]) -> int:
@@ -91,10 +95,13 @@ class SafetensorsFile:
             raise CheckpointError(f"{self.path}: {name} is of type {kind}, which is not built; dufu reads {', '.join(_TYPES)}")
         return _TYPES[kind]
 
-    def rows(self, name: str, first: int, count: int) -> Tensor:
+    def rows(self, name: str, first: int, count: int, scratch: Tensor | None = None) -> Tensor:
         """See TensorFile."""
         dtype, columns = self.dtype(name), _columns(self.shape(name))
-        out = torch.empty(count, columns, dtype=dtype)
+        size = count * columns * dtype.itemsize
+        if scratch is None or len(scratch) < size:
+            scratch = torch.empty(size, dtype=torch.uint8)
+        out = scratch[:size].view(dtype).view(count, columns)
         self.read_into(name, first, out)
         return out
 
@@ -162,7 +169,7 @@ class PickledFile:
         """See TensorFile."""
         return self._tensors[name].dtype
 
-    def rows(self, name: str, first: int, count: int) -> Tensor:
+    def rows(self, name: str, first: int, count: int, scratch: Tensor | None = None) -> Tensor:
         """See TensorFile."""
         tensor = self._tensors[name]
         return tensor.reshape(tensor.shape[0] if tensor.dim() else 1, -1)[first : first + count]

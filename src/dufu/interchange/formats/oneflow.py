@@ -70,7 +70,7 @@ class OneFlowFolder:
         """See TensorFile."""
         return self._forms[name][1]
 
-    def rows(self, name: str, first: int, count: int) -> Tensor:
+    def rows(self, name: str, first: int, count: int, scratch: Tensor | None = None) -> Tensor:
         """See TensorFile."""
         shape, dtype = self._forms[name]
         columns = math.prod(shape[1:])

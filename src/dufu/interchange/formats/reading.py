@@ -119,7 +119,7 @@ class View:
         found: torch.dtype = holder.dtype(there)
         return found
 
-    def rows(self, name: str, first: int, count: int) -> Tensor:
+    def rows(self, name: str, first: int, count: int, scratch: Tensor | None = None) -> Tensor:
         """See TensorFile."""
         holder, there = self._places[name]
         found: Tensor = holder.rows(there, first, count)
@@ -149,7 +149,7 @@ class Given:
         """See TensorFile."""
         return self._tensors[name].dtype
 
-    def rows(self, name: str, first: int, count: int) -> Tensor:
+    def rows(self, name: str, first: int, count: int, scratch: Tensor | None = None) -> Tensor:
         """See TensorFile."""
         tensor = self._tensors[name]
         return tensor.reshape(tensor.shape[0] if tensor.dim() else 1, -1)[first : first + count]
@@ -195,7 +195,7 @@ class Split:
         """See TensorFile."""
         return self._shards[0].dtype(name)
 
-    def rows(self, name: str, first: int, count: int) -> Tensor:
+    def rows(self, name: str, first: int, count: int, scratch: Tensor | None = None) -> Tensor:
         """See TensorFile."""
         along = self._along(name)
         if along is None:
