@@ -488,6 +488,39 @@ def test_fairseq_roberta(tmp_path: Path) -> None:
     assert back["args"].encoder_attention_heads == s.HEADS
 
 
+def test_fairseq_roberta_with_a_classification_head(tmp_path: Path) -> None:
+    state, names = fairseq_roberta()
+    for name, labels in (("mnli", 3), ("other", 2)):
+        at = f"classification_heads.{name}"
+        state |= s.filled(
+            s.linear_shapes(f"{at}.dense", HIDDEN, HIDDEN) | s.linear_shapes(f"{at}.out_proj", labels, HIDDEN), labels
+        )
+    torch.save({"model": state}, tmp_path / "model.pt")
+    convert(tmp_path / "model.pt", tmp_path / "hf", HEADS, "head=mnli", "--from", "fairseq")
+    ids, at = s.some_ids(3), "encoder.sentence_encoder"
+    x = state[f"{at}.embed_tokens.weight"][ids] + state[f"{at}.embed_positions.weight"][2 : 2 + ids.shape[1]]
+    x = s.norm(x, state, f"{at}.emb_layer_norm")
+    for number in range(LAYERS):
+        x = s.run_layer(x, state, names, number, s.by_kind, False, False, torch.nn.functional.gelu)
+    pooled = torch.tanh(s.affine(x[:, 0], state, "classification_heads.mnli.dense"))
+    assert far(scores(tmp_path / "hf", ids), s.affine(pooled, state, "classification_heads.mnli.out_proj")) < CLOSE
+    convert(tmp_path / "hf", tmp_path / "back.pt", "--from", "hf", "--to", "fairseq")
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        back = torch.load(tmp_path / "back.pt")["model"]
+    assert torch.equal(
+        back["classification_heads.sentence_classification_head.out_proj.bias"], state["classification_heads.mnli.out_proj.bias"]
+    )
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_the_type_stays(tmp_path: Path, kind: torch.dtype) -> None:
+    state = {name: value.to(kind) for name, value in libai_gpt()[0].items()}
+    torch.save(state, tmp_path / "gpt.pt")
+    convert(tmp_path / "gpt.pt", tmp_path / "hf", HEADS, "--from", "libai")
+    convert(tmp_path / "hf", tmp_path / "back.pt", "--from", "hf", "--to", "libai")
+    same(torch.load(tmp_path / "back.pt"), state)
+
+
 def test_fairseq_roberta_with_joint_projections_and_old_names(tmp_path: Path) -> None:
     state, names = fairseq_roberta("decoder")
     old = {name: value for name, value in state.items() if "_proj." not in name or "out_proj" in name}

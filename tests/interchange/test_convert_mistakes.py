@@ -255,8 +255,8 @@ def test_reads_grow_as_the_layers_do(tmp_path: Path, monkeypatch: pytest.MonkeyP
     layer = {name: value for name, value in state.items() if ".layers.0." in name}
     original = converting.Tensors.rows
 
-    def counted(tensors: Any, name: str, first: int, count: int) -> torch.Tensor:
-        found = original(tensors, name, first, count)
+    def counted(tensors: Any, name: str, first: int, count: int, *rest: Any) -> torch.Tensor:
+        found = original(tensors, name, first, count, *rest)
         read[-1] += found.numel()
         return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dufu.errors import ConfigError, NotBuiltError
+from dufu.errors import ConfigError, NotBuiltError, nearest
 from dufu.interchange.formats.base import (
     FAMILIES,
     LEAVES,
@@ -39,6 +40,7 @@ from dufu.models.names import Part, Rule, Shape, Table, each, joined, same
 from dufu.models.roberta.model import OFFSET
 
 _ENCODER = "encoder.sentence_encoder"
+_HEAD = "sentence_classification_head"  # fairseq's own name of it
 OLD_NAMES = (
     (r"^module\.", ""),
     (r"^decoder\.(sentence_encoder|lm_head)\.", r"encoder.\1."),
@@ -47,8 +49,9 @@ OLD_NAMES = (
     (r"^decoder\.embed_out$", "decoder.output_projection.weight"),
 )
 SETTINGS = (
-    "activation_fn", "dropout", "attention_dropout", "no_scale_embedding", "decoder_learned_pos", "max_target_positions", "tokens_per_sample",
-    "decoder_attention_heads", "encoder_attention_heads", "share_decoder_input_output_embed", "arch",
+    "activation_fn", "dropout", "attention_dropout", "no_scale_embedding", "decoder_learned_pos", "max_target_positions",
+    "tokens_per_sample", "decoder_attention_heads", "encoder_attention_heads", "share_decoder_input_output_embed", "arch", "head",
+    "pooler_activation_fn", "pooler_dropout",
 )  # fmt: skip
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh"}
 _WORDS, _PLACES, _SCORES = "decoder.embed_tokens.weight", "decoder.embed_positions.weight", "decoder.output_projection.weight"
@@ -112,12 +115,25 @@ def _describe(source: Source, family: str) -> Found:
 def _roberta(source: Source, shapes: Mapping[str, Shape], cfg: dict[str, Any], notes: list[str]) -> Found:
     refuse_setting(source, "untie_weights_roberta", False)
     cfg["num_tokentypes"] = 1
+    heads = sorted({name.split(".")[1] for name in shapes if name.startswith("classification_heads.")})
+    asked = source.setting("head", heads[0] if len(heads) == 1 and "encoder.lm_head.bias" not in shapes else None)
+    if asked is not None and asked not in heads:
+        raise ConfigError(f"{source.path}: head={asked}: no such classification head{nearest(str(asked), heads)}")
+    if asked is not None:
+        return _classifier(source, shapes, cfg, asked, notes)
     if "encoder.lm_head.dense.weight" in shapes:
         return Found(FAMILIES["roberta"], {**cfg, "sentence_objective": False}, notes)
-    heads = {name.split(".")[1] for name in shapes if name.startswith("classification_heads.")}
-    if not heads:
-        return Found(f"{FAMILIES['roberta']}Features", {**cfg, "pooler": False}, notes)
-    raise NotBuiltError(f"{source.path}: classification heads alone ({', '.join(sorted(heads))}) are not built")
+    return Found(f"{FAMILIES['roberta']}Features", {**cfg, "pooler": False}, notes)
+
+
+def _classifier(source: Source, shapes: Mapping[str, Shape], cfg: dict[str, Any], name: str, notes: list[str]) -> Found:
+    labels = shape_of(shapes, f"classification_heads.{name}.out_proj.weight", source.path)[0]
+    refuse_setting(source, "pooler_activation_fn", "tanh")
+    notes += told(source, cfg, "classifier_dropout_prob", "pooler_dropout", 0.0, "fairseq's default")
+    left = sorted({n.split(".")[1] for n in shapes if n.startswith("classification_heads.")} - {name})
+    left += ["lm_head"] if "encoder.lm_head.bias" in shapes else []
+    notes += [f"the head {name} is taken; left out: {', '.join(left)}"] if left else []
+    return Found(f"{FAMILIES['roberta']}Classifier", {**cfg, "num_labels": labels}, notes)
 
 
 def _language_model(source: Source, shapes: Mapping[str, Shape], cfg: dict[str, Any], notes: list[str]) -> Found:
@@ -167,7 +183,7 @@ def _plan(target: str, cfg: Mapping[str, Any], source: Source | None) -> Plan:
     joint = any(name.endswith(".in_proj.weight") for name in shapes)
     if target == FAMILIES["gpt2"] and not cfg["num_experts"]:
         return _plan_language_model(cfg, source, shapes, joint)
-    if target not in (FAMILIES["roberta"], f"{FAMILIES['roberta']}Features"):
+    if target not in (FAMILIES["roberta"], f"{FAMILIES['roberta']}Features", f"{FAMILIES['roberta']}Classifier"):
         raise ConfigError(f"{target} has no form in fairseq's format here; {FAMILIES['roberta']} and {FAMILIES['gpt2']} have")
     if not cfg["apply_residual_post_layernorm"] or cfg.get("sentence_objective") or cfg.get("pooler"):
         raise ConfigError("fairseq's RoBERTa has no pooler, no sentence objective, and norms after each sum")
@@ -188,7 +204,14 @@ def _plan(target: str, cfg: Mapping[str, Any], source: Source | None) -> Plan:
             same("head.logits.bias", "encoder.lm_head.bias"),
         ]
         copies = {"encoder.lm_head.weight": f"{_ENCODER}.embed_tokens.weight"}
-    ignored = (r"encoder\.(sentence_encoder\.)?(version|.*_float_tensor)",)
+    head = (
+        _HEAD if source is None else source.setting("head", next((n.split(".")[1] for n in shapes if n.startswith("class")), _HEAD))
+    )
+    ignored: tuple[str, ...] = (r"encoder\.(sentence_encoder\.)?(version|.*_float_tensor)",)
+    if target.endswith("Classifier"):
+        rules += linear("head.pooler.dense", f"classification_heads.{head}.dense")
+        rules += linear("head.classes", f"classification_heads.{head}.out_proj")
+        ignored += (r"encoder\.lm_head\..*", rf"classification_heads\.(?!{re.escape(head)}\.).*")
     return Plan(Table(tuple(rules), ignored, copies, old_names=OLD_NAMES), made)
 
 
@@ -242,7 +265,12 @@ def _wrap(tensors: dict[str, Tensor], target: str, cfg: Mapping[str, Any]) -> An
             "decoder_learned_pos": True, "share_decoder_input_output_embed": cfg["tie_word_embeddings"], "decoder_normalize_before": True,
         }  # fmt: skip
     else:
-        args |= {"task": "masked_lm", "max_positions": cfg["max_seq_length"], "pooler_activation_fn": "tanh", "pooler_dropout": 0.0}
+        args |= {
+            "task": "masked_lm",
+            "max_positions": cfg["max_seq_length"],
+            "pooler_activation_fn": "tanh",
+            "pooler_dropout": cfg.get("classifier_dropout_prob", 0.0),
+        }
     return {"args": argparse.Namespace(**args), "model": tensors}
 
 
