@@ -45,7 +45,8 @@ class WordEmbedding(nn.Module):
         """Embed the batch's tokens."""
         words: Tensor = self.word(batch.input_ids)
         if self.scale != 1.0:
-            words = words * float(torch.tensor(self.scale, dtype=words.dtype, device="cpu"))  # rounded as the weights were trained with
+            # Rounded to the words' type, as the published weights were trained with.
+            words = words * float(torch.tensor(self.scale, dtype=words.dtype, device="cpu"))
         hidden: Tensor = self.dropout(words, batch.keys)
         return hidden
 
