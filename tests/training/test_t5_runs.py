@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from dufu.parity.check import check_config
 from tests.pool import Ranks
@@ -69,6 +70,22 @@ def test_check_proves_its_layouts_and_sees_the_decoders_units(corpus: Path, rank
         units = {d.name for d in finding.comparison.forward}  # type: ignore[union-attr]
         assert {"encoder.layers.0", "decoder.layers.1"} <= units
         assert finding.witnesses[0]["bytes"] > 0
+
+
+def test_transformers_answers_with_the_exported_folder_as_dufu_does(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    from dufu.generation import TextGenerationPipeline
+    from dufu.training.export_hf import export_folder
+
+    export_folder(folder, tmp_path / "out")
+    model, tokenizer = (kind.from_pretrained(tmp_path / "out") for kind in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    read = [*tokenizer("The with statement").input_ids, tokenizer.eos_token_id]  # as the bytes were trained
+    written = model.generate(torch.tensor([read]), max_new_tokens=9, do_sample=False, suppress_tokens=list(range(261, 269)))
+    (found,) = TextGenerationPipeline(folder)("The with statement", max_new_tokens=9)
+    (again,) = TextGenerationPipeline(tmp_path / "out")("The with statement", max_new_tokens=9)
+    assert found.tokens == again.tokens == [t for t in written[0, 1:].tolist() if t != tokenizer.eos_token_id]
+    assert written[0, 0] == tokenizer.pad_token_id == model.config.decoder_start_token_id
 
 
 def test_the_run_says_what_it_was_made_of(folder: Path) -> None:
