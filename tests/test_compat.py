@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from dufu.compat import (
+    after_backward,
     backward_to_inputs,
     backward_to_weights,
     pipeline_computations,
@@ -58,3 +59,11 @@ def test_the_two_parts_of_a_backward_make_the_whole() -> None:
     backward_to_weights(list(weights), rest)
     parts = [t.grad for t in (x, memory, *weights) if t.grad is not None]
     assert len(parts) == len(whole) and all(torch.equal(a, b) for a, b in zip(parts, whole))
+
+
+def test_a_function_is_called_when_backward_has_ended() -> None:
+    weight, seen = nn.Parameter(torch.ones(3)), []
+    weight.register_post_accumulate_grad_hook(lambda p: after_backward(lambda: seen.append(p.grad.sum().item())))
+    other = nn.Parameter(torch.ones(1))
+    (weight.sum() * other).sum().backward()
+    assert seen == [3.0] and other.grad is not None

@@ -37,8 +37,7 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {  # our model of a folder, 
     "llama as it is": ("LlamaForCausalLM", "outside", {"patterns": ["q_proj", "v_proj", "down_proj"], "rank": 4, "dropout": 0.1}),
     "gpt2 as it is": ("GPT2LMHeadModel", "outside", {"patterns": ["c_attn", "c_proj"], "rank": 2, "variant": "dora"}),
 }
-QUICK = [("llama", "dp2"), ("llama", "tp2"), ("llama", "pp2"), ("llama", "zero3"), ("llama dora", "tp2"), ("llama dora", "sp2"),
-         ("llama as it is", "tp2"), ("gpt2 as it is", "tp2")]  # fmt: skip
+QUICK = [("llama", "dp2"), ("llama", "tp2"), ("llama", "pp2"), ("llama", "zero3"), ("llama dora", "sp2"), ("gpt2 as it is", "tp2")]
 FULL = [
     (kind, layout)
     for kind, (_, how, adapter) in KINDS.items()
@@ -111,7 +110,9 @@ def one(folders: Any, ranks: Ranks, corpus: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize(("kind", "layout"), FULL if ALL else QUICK)
-def test_adapters_train_alike_in_every_layout(kind: str, layout: str, one: Any, folders: Any, ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+def test_adapters_train_alike_in_every_layout(
+    kind: str, layout: str, one: Any, folders: Any, ranks: Ranks, corpus: Path, tmp_path: Path
+) -> None:
     size, overrides = LAYOUTS[layout]
     folder, whole = one(kind)
     held = ranks(size, adapt, kind, str(folders(kind)), str(tmp_path / "run"), str(corpus), overrides)
@@ -173,7 +174,7 @@ def test_peft_and_merged_weights_give_the_runs_own_scores(kind: str, one: Any, f
     assert all(layer in dict(base.named_modules()) or "base_layer" for layer in loaded["target_modules"])
 
 
-@pytest.mark.parametrize(("kind", "layout"), [("llama", "tp2"), ("llama dora", "zero3"), ("gpt2", "dp2"), ("llama as it is", "tp2")])
+@pytest.mark.parametrize(("kind", "layout"), [("llama", "tp2"), ("llama dora", "zero3"), ("gpt2", "dp2")])
 def test_a_folder_of_peft_goes_on(kind: str, layout: str, folders: Any, ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     """Adapters that PEFT made are what a run begins with: the first loss is that of PEFT's model."""
     import peft
@@ -221,13 +222,15 @@ def test_other_base_weights_are_refused(one: Any, folders: Any, ranks: Ranks, co
     assert dufu.load(folder, [f"train.load_weight={tmp_path / 'moved'}"]).step == 5
 
 
-def test_the_fingerprint_of_the_base_is_the_same_in_every_layout(one: Any, folders: Any, ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_of_the_base_is_the_same_in_every_layout(
+    one: Any, folders: Any, ranks: Ranks, corpus: Path, tmp_path: Path
+) -> None:
     from dufu.training.checkpoint import CheckpointReader, find_checkpoint
 
     def base(folder: Path) -> str:
         return str(CheckpointReader(find_checkpoint(folder)).state["adapter"]["base"])
 
-    for layout in ("tp2", "zero3", "pp2"):
+    for layout in ("tp2", "zero3", "pp2") if ALL else ("tp2",):
         size, overrides = LAYOUTS[layout]
         ranks(size, adapt, "llama", str(folders("llama")), str(tmp_path / layout), str(corpus), [*overrides, "train.train_iter=1"])
         assert base(tmp_path / layout) == base(one("llama")[0])
@@ -267,7 +270,10 @@ def test_a_folder_of_another_method_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match="it is no folder of PEFT"):
         PeftFolder(tmp_path)
-    for fields, said in (({"peft_type": "IA3"}, "peft_type='IA3' is not built"), ({"peft_type": "LORA", "bias": "all"}, "bias='all'")):
+    for fields, said in (
+        ({"peft_type": "IA3"}, "peft_type='IA3' is not built"),
+        ({"peft_type": "LORA", "bias": "all"}, "bias='all'"),
+    ):
         (tmp_path / "adapter_config.json").write_text(json.dumps(fields))
         with pytest.raises(DufuError, match=said):
             PeftFolder(tmp_path)

@@ -158,7 +158,8 @@ class _Adapted:
         assert self.lora_m is not None
         changes = iter(self.lora_m.float().split([rows[n] for n in site.chosen]))
         change = torch.cat([next(changes) if n in site.chosen else base.new_zeros(length) for n, length in enumerate(rows)])
-        return (base + change) / combined
+        factor: Tensor = (base + change) / combined
+        return factor
 
 
 def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -229,7 +230,9 @@ class Lora:
         used: set[str] = set()
         keys = getattr(model, "keys", None) or Keys()
         for name, form in names.items():
-            chosen = tuple(n for n, part in enumerate(part_names(name, form)) if self._matches(part, used) or self._matches(name, used))
+            chosen = tuple(
+                n for n, part in enumerate(part_names(name, form)) if self._matches(part, used) or self._matches(name, used)
+            )
             if chosen:
                 self._adapt(name, modules[name], form, chosen, keys)
         parameters = dict(model.named_parameters())
@@ -243,7 +246,9 @@ class Lora:
         if unused:
             known = [part for name, form in names.items() for part in part_names(name, form)]
             shown = ", ".join(dict.fromkeys(part.rsplit(".", 1)[-1] for part in known))
-            raise ConfigError(f"train.adapter.patterns: {unused[0]} names no linear layer{nearest(unused[0], known)}; there are {shown}")
+            raise ConfigError(
+                f"train.adapter.patterns: {unused[0]} names no linear layer{nearest(unused[0], known)}; there are {shown}"
+            )
         if self.dropout > 0.0:
             _set_keys(model, keys)
             name_places(model)
@@ -260,10 +265,9 @@ class Lora:
         site = self.sites[name] = Site(name, form, chosen, rank, scale)
         rows = tuple(form.sections[number] for number in chosen)
         weight: Tensor = module.weight  # type: ignore[assignment]
-        made = {"dtype": weight.dtype, "device": weight.device}
-        module.register_parameter(A, nn.Parameter(torch.empty(len(chosen) * rank, form.inputs, **made)))  # type: ignore[arg-type]
-        module.register_parameter(B, nn.Parameter(torch.empty(sum(rows), rank, **made)))  # type: ignore[arg-type]
-        dora = nn.Parameter(torch.empty(sum(rows), **made)) if self.variant == "dora" else None  # type: ignore[arg-type]
+        module.register_parameter(A, nn.Parameter(weight.new_empty(len(chosen) * rank, form.inputs)))
+        module.register_parameter(B, nn.Parameter(weight.new_empty(sum(rows), rank)))
+        dora = nn.Parameter(weight.new_empty(sum(rows))) if self.variant == "dora" else None
         module.register_parameter(MAGNITUDE, dora)
         # the spread of PEFT's uniform beginning
         begin = {A: Normal((3.0 * form.inputs) ** -0.5), B: Constant(0.0), MAGNITUDE: Constant(0.0)}

@@ -14,7 +14,7 @@ from dufu.config.instantiate import instantiate
 from dufu.errors import CheckpointError, ConfigError
 from dufu.interchange.source import WeightSource
 from dufu.layers.random import mix_, stable_hash
-from dufu.models.lora import A, B, MAGNITUDE, Lora, Site, is_adapter
+from dufu.models.lora import MAGNITUDE, A, B, Lora, Site, is_adapter
 from dufu.models.names import Shape
 from dufu.parallel.build import Distributed
 from dufu.parallel.region import Block, Region, as_matrix, copy_overlap, whole_region
@@ -106,7 +106,9 @@ class AdaptedSource:
         self.folder = reader.folder
         self._merged = False
 
-    def compare(self, shapes: Mapping[str, Shape], allow_missing: Sequence[str] = (), allow_unexpected: Sequence[str] = ()) -> set[str]:
+    def compare(
+        self, shapes: Mapping[str, Shape], allow_missing: Sequence[str] = (), allow_unexpected: Sequence[str] = ()
+    ) -> set[str]:
         """See WeightSource."""
         saved = self.reader.names()
         self._merged = not any(is_adapter(name) for name in shapes)
@@ -176,7 +178,8 @@ class AdaptedSource:
             weight = weight + change
         weight = weight.t() if turned else weight
         return weight[
-            block.row - wanted.row : block.row - wanted.row + block.rows, block.col - wanted.col : block.col - wanted.col + block.cols
+            block.row - wanted.row : block.row - wanted.row + block.rows,
+            block.col - wanted.col : block.col - wanted.col + block.cols,
         ]
 
 
@@ -191,7 +194,9 @@ class BaseSource:
     def __init__(self, base: WeightSource, begun: Mapping[str, Tensor]) -> None:
         self.base, self.folder, self.begun = base, base.folder, begun
 
-    def compare(self, shapes: Mapping[str, Shape], allow_missing: Sequence[str] = (), allow_unexpected: Sequence[str] = ()) -> set[str]:
+    def compare(
+        self, shapes: Mapping[str, Shape], allow_missing: Sequence[str] = (), allow_unexpected: Sequence[str] = ()
+    ) -> set[str]:
         """See WeightSource."""
         adapters = {name for name in shapes if is_adapter(name)}
         rest = {name: shape for name, shape in shapes.items() if name not in adapters}

@@ -24,7 +24,7 @@ from dufu.interchange.export import OutFolder, write_json
 from dufu.interchange.files import write_tensors
 from dufu.interchange.source import WeightSource
 from dufu.interchange.tensor_file import SafetensorsFile
-from dufu.models.lora import A, B, MAGNITUDE, Form, Lora, Site, form_of, is_adapter, part_names
+from dufu.models.lora import MAGNITUDE, A, B, Form, Lora, Site, form_of, is_adapter, part_names
 from dufu.models.names import Table
 from dufu.parallel.region import whole_region
 
@@ -160,7 +160,7 @@ def _fused(table: Table, adapter: Lora) -> bool:
 def _magnitude(weights: Any, site: Site, shape: tuple[int, ...]) -> Tensor:
     """Return DoRA's magnitude of each output row of one of our layers."""
     whole = _norms(weights.base, f"{site.name}.weight", shape, site.form)
-    grown = weights.saved(site, MAGNITUDE)
+    grown: Tensor = weights.saved(site, MAGNITUDE)
     for _, row, rows, first in site.stretches():
         whole[row : row + rows] += grown[first : first + rows]
     return whole
@@ -171,7 +171,8 @@ def _norms(base: WeightSource | None, name: str, shape: tuple[int, ...], form: F
         raise CheckpointError(f"{name}: DoRA's magnitudes need the base weights; this run began with random ones")
     weight = torch.empty(shape)
     base.read(name, shape, whole_region(shape), weight.view(-1))
-    return (weight.t() if form.turned else weight).norm(dim=1)
+    norms: Tensor = (weight.t() if form.turned else weight).norm(dim=1)
+    return norms
 
 
 def _describe(adapter: Lora, ranks: Mapping[str, tuple[int, float]], base: str, fused: bool) -> dict[str, Any]:
@@ -283,7 +284,9 @@ def settle(adapter: Lora, config: DictConfig) -> None:
                 patterns.append(part)
                 left = left - layers
                 if len(layers) > 1:
-                    raise NotBuiltError(f"{folder.folder}: {part} is made of {', '.join(sorted(layers))}, whose adapters cannot be joined")
+                    raise NotBuiltError(
+                        f"{folder.folder}: {part} is made of {', '.join(sorted(layers))}, whose adapters cannot be joined"
+                    )
                 (layer,) = layers
                 adapter.ranks[name] = folder.rank(layer), folder.scale(layer)
     if left:

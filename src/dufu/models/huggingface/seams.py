@@ -166,6 +166,17 @@ def divide_features(module: nn.Module) -> bool:
 
 
 __all__ = [
-    "ColumnConv1D", "ColumnEmbedding", "ColumnLinear", "RowConv1D", "RowLinear", "divide_features", "divide_numbers", "split_columns",
-    "gathered", "is_conv1d", "own_features", "split_rows", "sum_gradients",
+    "ColumnConv1D",
+    "ColumnEmbedding",
+    "ColumnLinear",
+    "RowConv1D",
+    "RowLinear",
+    "divide_features",
+    "divide_numbers",
+    "gathered",
+    "is_conv1d",
+    "own_features",
+    "split_columns",
+    "split_rows",
+    "sum_gradients",
 ]  # fmt: skip
