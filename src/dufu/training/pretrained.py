@@ -46,7 +46,7 @@ def folder_of(model: Any) -> tuple[Path, str] | None:
     Raises:
         CheckpointError: what looks like a path leads to no Hugging Face folder.
     """
-    if not isinstance(model, str):
+    if not isinstance(model, str) or model.lstrip().startswith("{"):  # a recorded call
         return None
     path, _, architecture = model.partition(":")
     if is_folder(Path(path)):

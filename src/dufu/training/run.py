@@ -223,7 +223,9 @@ class _Run:
     def _first_weights(self, distributed: Distributed) -> None:
         """Take the first weights from where the config says."""
         train = self.config.train
-        source = first_weights(find_weights(train.load_weight), self.config.model, distributed.store.shapes, adapter_of(self.config))
+        source = first_weights(
+            find_weights(train.load_weight), self.config.model, distributed.store.shapes, adapter_of(self.config)
+        )
         lacking = load_weights(source, distributed.store, False, train.allow_missing, train.allow_unexpected)
         self.begun_anew = {name for name in lacking if not is_adapter(name)}
 
