@@ -80,12 +80,14 @@ def test_evaluation_sees_the_middle_and_training_its_own_draws_of_each_epoch(tmp
     one, again = dataset(source, **settings), dataset(source, **settings)
     other_seed = dataset(source, **settings, seed=1)
     still = dataset(source, **settings, training=False)
+    alone = dataset(source, **{**settings, "mixup": 0.0, "cutmix": 0.0})
     for index in range(len(one)):
         first = one.item(index, 3)
         for name, value in again.item(index, 3).items():
             assert np.array_equal(value, first[name])  # a function of seed, epoch and sample: whoever asks, in whatever order
         for different in (one.item(index, 4), other_seed.item(index, 3), one.item((index + 1) % 12, 3)):
             assert not np.array_equal(different["pixels"], first["pixels"])
+        assert not np.array_equal(alone.item(index, 3)["pixels"], alone.item(index, 4)["pixels"])
         assert np.array_equal(one[index]["pixels"], still.item(index, 3)["pixels"])
         assert set(one[index]) == {"input_ids", "pixels", "class_labels"}
     middle = dataset(source, crop_share=0.5, img_size=6, mean=[0.0], std=[1.0])

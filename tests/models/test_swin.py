@@ -209,9 +209,11 @@ def test_layouts_give_the_numbers_of_one_process(version: int, ranks: Ranks, tmp
         if os.environ.get("DUFU_MODELS") != "all"
         else "dp2,tp2,pp2,tp2xpp2,zero3,zero3xtp2:recompute,dp2:selective,dp2:O1"
     )
-    report = check_config(
-        f"swin{'v2' if version == 2 else ''}_tiny", SMALL, layouts=layouts, data=[noise], steps=2, pool=ranks.pool
+    # Branches that begin as nothing, as V2's do, would compare nothing; norms of almost nothing would compare noise.
+    name, more = (
+        ("swinv2_tiny", ["model.cfg.init_scale=0.1", "model.cfg.initializer_range=0.2"]) if version == 2 else ("swin_tiny", [])
     )
+    report = check_config(name, [*SMALL, *more], layouts=layouts, data=[noise], steps=2, pool=ranks.pool)
     assert report.agrees, str(report)
 
 

@@ -106,6 +106,7 @@ class SwinUnit(nn.Module):
         epsilon: float,
         activation: str,
         init: Normal,
+        init_scale: float,
     ) -> None:
         super().__init__()
         self.grid, self.version, self.merging = grid, version, merging
@@ -124,9 +125,9 @@ class SwinUnit(nn.Module):
         self.attention_dropout, self.mlp_dropout = Dropout(dropout), Dropout(dropout)
         self.attention_drop_path, self.mlp_drop_path = DropPath(drop_path), DropPath(drop_path)
         self.mlp = MLP(width, ffn_width, activation, init=init)
-        if version == 2:  # so that every branch begins as nothing, as it was published
+        if version == 2:
             for norm in (self.attention_norm, self.mlp_norm):
-                norm.initial["weight"] = Constant(0.0)
+                norm.initial["weight"] = Constant(init_scale)
                 norm.fill_alone()
 
     def _attend(self, hidden: Tensor, keys: Tensor | None) -> Tensor:
@@ -203,6 +204,7 @@ class _Swin(ChainModel):
         initializer_range: float,
         activation: str,
         pretrained_window_sizes: Sequence[int],
+        init_scale: float,
     ) -> None:
         classes, init = check_classes(num_classes, label_smoothing), Normal(initializer_range)
         stages = len(depths)
@@ -243,6 +245,7 @@ class _Swin(ChainModel):
                         layernorm_epsilon,
                         activation,
                         init,
+                        init_scale,
                     )
                 )
         self.head = SwinHead(embed_dim * 2 ** (stages - 1), classes, layernorm_epsilon, label_smoothing, init)
@@ -329,7 +332,7 @@ class SwinTransformer(_Swin):
         self._build(
             1, img_size, patch_size, in_chans, num_classes, embed_dim, depths, num_heads, window_size, mlp_ratio, qkv_bias, drop_rate,
             attn_drop_rate, drop_path_rate, ape, patch_norm, label_smoothing, layernorm_epsilon, initializer_range, activation,
-            [0] * len(depths),
+            [0] * len(depths), 1.0,
         )  # fmt: skip
 
 
@@ -340,6 +343,7 @@ class SwinTransformerV2(_Swin):
     Args:
         pretrained_window_sizes: of each stage the window that its biases were trained with; 0 = its own.
         qkv_bias: whether queries and values have biases.
+        init_scale: what the norms after the branches begin with; at 0 every branch begins as nothing, as it was published.
         others: those of SwinTransformer.
 
     Raises:
@@ -368,13 +372,14 @@ class SwinTransformerV2(_Swin):
         label_smoothing: float = 0.0,
         layernorm_epsilon: float = 1e-5,
         initializer_range: float = 0.02,
+        init_scale: float = 0.0,
         activation: str = "gelu",
     ) -> None:
         super().__init__()
         self._build(
             2, img_size, patch_size, in_chans, num_classes, embed_dim, depths, num_heads, window_size, mlp_ratio, qkv_bias, drop_rate,
             attn_drop_rate, drop_path_rate, ape, patch_norm, label_smoothing, layernorm_epsilon, initializer_range, activation,
-            [0] * len(depths) if pretrained_window_sizes is None else pretrained_window_sizes,
+            [0] * len(depths) if pretrained_window_sizes is None else pretrained_window_sizes, init_scale,
         )  # fmt: skip
 
 
