@@ -16,16 +16,17 @@ def fused(ours: str, theirs: str, heads: int, head_size: int, order: str = "head
         shards: tensor-parallel processes whose rows follow each other.
     """
     if order == "head":
-        return by_head(ours, theirs, heads, head_size)
+        parts = by_head(ours, theirs, heads, head_size).parts
+        return Rule(ours, tuple(sorted(parts, key=lambda part: part.row)))  # printed in the order of our rows
     if order == "kind" and shards == 1:
         return same(ours, theirs)
-    local, parts = heads // shards, []
+    local, parts = heads // shards, ()
     for kind in range(KINDS):
         for head in range(heads):
             row = (kind * heads + head) * head_size
             if order == "kind":
                 shard, inner = divmod(head, local)
-                parts.append(Part(theirs, row, head_size, ((shard * KINDS + kind) * local + inner) * head_size))
+                parts += (Part(theirs, row, head_size, ((shard * KINDS + kind) * local + inner) * head_size),)
             else:
-                parts += [Part(theirs, row + f, 1, (head * head_size + f) * KINDS + kind) for f in range(head_size)]
-    return Rule(ours, tuple(parts))
+                parts += tuple(Part(theirs, row + f, 1, (head * head_size + f) * KINDS + kind) for f in range(head_size))
+    return Rule(ours, parts)
