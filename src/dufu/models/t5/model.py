@@ -15,8 +15,16 @@ from dufu.layers.head import OutputEmbedding
 from dufu.layers.initial import Normal
 from dufu.layers.mlp import MLP, GatedMLP
 from dufu.layers.norm import RMSNorm
-from dufu.models.encdec import DecoderEmbedding, DecoderUnit, EncoderDecoder, EncoderDecoderHead, EncoderEmbedding, EncoderUnit
-from dufu.models.encdec import FinalNorm, Side
+from dufu.models.encdec import (
+    DecoderEmbedding,
+    DecoderUnit,
+    EncoderDecoder,
+    EncoderDecoderHead,
+    EncoderEmbedding,
+    EncoderUnit,
+    FinalNorm,
+    Side,
+)
 
 
 @dataclass(frozen=True)
