@@ -276,6 +276,11 @@ def test_what_a_folder_cannot_be_is_one_line(folders: Any, tmp_path: Path) -> No
             HuggingFace(**arguments)
 
 
+def test_generation_is_not_built_and_says_so() -> None:
+    with pytest.raises(NotBuiltError, match="generation from an unmodified transformers model is not built"):
+        OutsideModel(make("LlamaForCausalLM"))(Batch(torch.ones(1, 2, dtype=torch.int64), caches=[]))
+
+
 def test_code_that_a_folder_brings_is_never_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         '{"model_type": "mine", "architectures": ["Mine"], "auto_map": {"AutoConfig": "mine.Mine"}}'

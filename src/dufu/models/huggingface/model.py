@@ -179,7 +179,10 @@ class OutsideModel(ChainModel):
             NotBuiltError: caches.
         """
         if batch.caches is not None:
-            raise NotBuiltError(f"{self.kind}: generation of an unmodified model by dufu; use transformers' own generate()")
+            raise NotBuiltError(
+                f"{self.kind}: dufu's generation from an unmodified transformers model is not built; take transformers' generate() on the "
+                f"exported folder, or dufu's own family of the model (model=FOLDER)"
+            )
         return batch
 
     def counts(self, batch: Batch) -> dict[str, int]:
