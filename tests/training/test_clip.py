@@ -124,3 +124,25 @@ def tensor_norm(p: float) -> float:
 def test_replicated_gradients_count_once_over_tensor_parallel_processes(p: float, value: float, ranks: Ranks) -> None:
     # B041: 5.83 if the replicated one counted twice
     assert ranks(2, tensor_norm, p) == [pytest.approx(value), pytest.approx(value)]
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.0, math.inf])
+def test_the_norm_of_a_long_gradient_is_that_of_its_parts(norm_type: float) -> None:
+    """PyTorch's own norm of so many float32 numbers is wrong in the fourth digit, by more the longer the tensor is."""
+    from types import SimpleNamespace
+
+    from dufu.training.clip import global_norm
+
+    torch.manual_seed(0)
+    gradient = torch.randn(3_000_001) * torch.rand(3_000_001) ** 4
+    exact = float(torch.linalg.vector_norm(gradient.double(), norm_type))
+
+    def norm_of(parts: list[Tensor]) -> float:
+        entries = [SimpleNamespace(tensor=SimpleNamespace(grad=part), counted=True) for part in parts]
+        store = SimpleNamespace(entries=entries, sharded=False)
+        processes: Any = SimpleNamespace(layout=SimpleNamespace(tensor=1, pipeline=1, expert=1), device=torch.device("cpu"))
+        return float(global_norm(store, processes, norm_type))  # type: ignore[arg-type]
+
+    whole, cut = norm_of([gradient]), norm_of([*gradient.split(700_123), torch.empty(0)])
+    assert abs(whole - exact) < 1e-6 * exact
+    assert abs(cut - whole) < 1e-6 * exact
