@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from dufu.errors import CheckpointError
+from dufu.errors import CheckpointError, ConfigError
 from dufu.layers.loss import IGNORE
 from dufu.models import Batch
 from dufu.models.hf import Fields, complete, describe_folder, family_of
 from tests.models.foreign import export_state, import_state
+from tests.pool import Ranks
 
 transformers = pytest.importorskip("transformers")
 
@@ -147,6 +149,38 @@ def test_albert_layers_share_weights_but_not_dropout() -> None:
         Batch(torch.ones(1, 4, dtype=torch.long), keys=token_keys(1, 0, torch.tensor([0]), torch.arange(4)[None]))
     )
     assert not torch.equal(one(hidden, batch), two(hidden, batch))
+
+
+_LAYOUT_SIZES = (
+    "hidden_layers: 4, hidden_size: 32, num_attention_heads: 4, max_seq_length: 24, embedding_dropout_prob: 0.1, "
+    "attention_dropout_prob: 0.1, output_dropout_prob: 0.1"
+)
+LAID_OUT = {
+    "albert": "embedding_size: 16, num_hidden_groups: 2",  # weights that several stages share
+    "roberta": "num_tokentypes: 1, sentence_objective: false",
+}
+
+
+@pytest.mark.parametrize("kind", LAID_OUT)
+def test_layouts_give_the_numbers_of_one_process(kind: str, ranks: Ranks) -> None:
+    from dufu.parity.check import check_config
+
+    own = [f"model={{_target_: {kind}, cfg: {{{_LAYOUT_SIZES}, {LAID_OUT[kind]}}}}}", "train.global_batch_size=4"]
+    if kind == "roberta":
+        own.append("dataloader.dataset.sentence_pairs=none")
+    layouts = ["tp2xpp2", "zero3xpp2", "sp", "cp2"]
+    if os.environ.get("DUFU_MODELS") != "all":
+        layouts = layouts[:2]
+    report = check_config("bert_tiny", own, layouts=",".join(layouts), steps=2, pool=ranks.pool)
+    assert report, str(report)
+
+
+def test_pairs_for_a_model_of_one_segment_are_refused_before_work(ranks: Ranks) -> None:
+    from dufu.parity.check import check_config
+
+    own = [f"model={{_target_: roberta, cfg: {{{_LAYOUT_SIZES}, {LAID_OUT['roberta']}}}}}", "train.global_batch_size=4"]
+    with pytest.raises(ConfigError, match="sentence_pairs=none"):
+        check_config("bert_tiny", own, layouts="tp2", steps=1, pool=ranks.pool)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dufu.config.configurable import takes_cfg
 from dufu.config.instantiate import instantiate, resolve
+from dufu.data.bert import BertDataset
 from dufu.data.blend import Concatenated, Weighted
 from dufu.data.cache import tokenised
 from dufu.data.indexed import IndexedTokens
@@ -189,6 +190,12 @@ def complete_model_config(config: DictConfig, tokenizer: TextTokenizer) -> None:
             f"set it to at least that, or to null"
         )
     dataset = config.dataloader.dataset
+    pairs = isinstance(dataset, DictConfig) and resolve(dataset["_target_"]) is BertDataset
+    if cfg.get("num_tokentypes") == 1 and pairs and dataset.get("sentence_pairs", "order") != "none":
+        raise ConfigError(
+            "model.cfg.num_tokentypes=1, but the samples are pairs of sentences, of two segments; set "
+            "dataloader.dataset.sentence_pairs=none, or num_tokentypes=2"
+        )
     longest = cfg.get("max_seq_length")
     if isinstance(dataset, DictConfig) and longest is not None:
         if dataset.get("sequence_length") is None:
