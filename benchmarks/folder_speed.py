@@ -50,11 +50,6 @@ def _forget(folder: Path) -> None:
         os.close(handle)
 
 
-def _together(size: int) -> None:
-    if size > 1:
-        torch.distributed.barrier()
-
-
 def raw(folder: str) -> Callable[[], Any]:
     """Return a function that reads the files and does nothing with them."""
 
@@ -68,16 +63,28 @@ def raw(folder: str) -> Callable[[], Any]:
     return step
 
 
-def dufu(folder: str, overrides: tuple[str, ...] = (), size: int = 1) -> Callable[[], Any]:
-    """Return a function that loads the folder in a layout."""
+def dufu(folder: str, overrides: tuple[str, ...] = (), whole: bool = False) -> Callable[[], Any]:
+    """Return a function that loads the folder in a layout.
+
+    Args:
+        whole: config, model and tokenizer too, from nothing; otherwise the weights alone, into a model that is there.
+    """
+    from dufu.training.checkpoint import load_weights
     from dufu.training.load import load
+    from dufu.training.pretrained import open_weights
+
+    loaded = load(folder, overrides)
 
     def step() -> None:
         if int(os.environ.get("RANK", 0)) == 0:
             _forget(Path(folder))
         if torch.distributed.is_initialized():
-            _together(size)
-        load(folder, overrides)
+            torch.distributed.barrier()
+        if whole:
+            load(folder, overrides)
+        else:
+            store = loaded.distributed.store
+            load_weights(open_weights(Path(folder), loaded.config.model, store.shapes), store)
 
     return step
 
@@ -103,10 +110,11 @@ def measure_folder(rounds: int) -> list[tuple[str, str, str]]:
         tensor, pipeline = ("train.dist.tensor_parallel_size=2",), ("train.dist.pipeline_parallel_size=2",)
         contenders = [
             Contender("read", raw, (str(folder),)),
-            Contender("dufu, one process", dufu, (str(folder),)),
-            Contender("dufu, tp2", dufu, (str(folder), tensor, 2), 2, 1),
-            Contender("dufu, pp2", dufu, (str(folder), pipeline, 2), 2, 1),
-            Contender("transformers", transformers, (str(folder),)),
+            Contender("weights, one process", dufu, (str(folder),)),
+            Contender("weights, tp2", dufu, (str(folder), tensor), 2, 1),
+            Contender("weights, pp2", dufu, (str(folder), pipeline), 2, 1),
+            Contender("config, model, weights and tokenizer", dufu, (str(folder), (), True)),
+            Contender("transformers, config, model and weights", transformers, (str(folder),)),
         ]
         found = measure(contenders, rounds, steps=1)
     finally:

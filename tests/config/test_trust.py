@@ -140,7 +140,8 @@ def test_names_from_libai_say_the_name_here() -> None:
         ("libai.models.GPTForPreTraining", r"dufu\.models\.gpt2\.GPT2"),
         ("oneflow.nn.optimizer.adamw.AdamW", r"dufu\.optim\.AdamW"),
         ("libai.scheduler.WarmupPolynomialLR", r"dufu\.optim\.WarmupPolynomialLR"),
-        ("libai.models.SwinTransformer", "does not exist here"),
+        ("libai.models.SwinTransformer", r"dufu\.models\.swin\.SwinTransformer"),
+        ("libai.models.PaLM", "does not exist here"),
     ):
         with pytest.raises(ConfigError, match=answer):
             resolve(target)

@@ -6,7 +6,9 @@ its class usable by name without any import: `[project.entry-points."dufu.model"
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -88,6 +90,12 @@ def is_registered(target: Any) -> bool:
 
 def _outside(kind: str) -> dict[str, list[EntryPoint]]:
     """Return the entry points of installed distributions by name; the same one seen twice on the path counts once."""
+    return _on_path(kind, tuple(sys.path))
+
+
+@lru_cache
+def _on_path(kind: str, path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
+    """Return what `_outside` does; a look at every installed distribution takes milliseconds, and a config asks dozens of times."""
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=f"dufu.{kind}"):
         points = found.setdefault(point.name, [])
