@@ -374,8 +374,11 @@ def _write_foreign(model: Model, form: Format, out: Path, dtype: str, exact_norm
     tensors: dict[str, Tensor] = {}
     for name, values in foreign_tensors(plan.table, model.shapes, read):
         if name in plan.made:
-            if plan.made[name].needed and not torch.equal(values, plan.made[name].value):
+            same = torch.equal(values, plan.made[name].value)
+            if plan.made[name].needed and not same:
                 raise ConfigError(f"{form.name} has not got {name[1:-1]}, and this model's are not zeros; it has no form there")
+            if not same:
+                model.notes.append(f"left out: {name[1:-1]}, for which {form.name} has no place and which no real token uses")
             continue
         lacking = plan.rows.get(name, 0) - values.shape[0]
         if lacking > 0:
