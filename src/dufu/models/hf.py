@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -204,8 +205,9 @@ def _family(module: str) -> Family:
 
 def canonical(cls: Any) -> str:
     """Return the dotted path under which a family knows one of its classes: its package and its name."""
-    package, _, last = cls.__module__.rpartition(".")
-    return f"{package if last in ('model', 'models') else cls.__module__}.{cls.__name__}"
+    module: str = cls.__module__
+    package = module if hasattr(sys.modules[module], "__path__") else module.rpartition(".")[0]
+    return f"{package}.{cls.__name__}"
 
 
 def family_of(target: str) -> Family:

@@ -161,7 +161,8 @@ def config_of_folder(folder: Path) -> DictConfig:
     if hasattr(target, "picture_tokens"):
         sections["dataloader"] = {"dataset": {"_target_": "pictures", **folder_settings(folder)}}
     elif dataset is not None:
-        sections["dataloader"] = {"dataset": {"_target_": dataset, "sequence_length": None}}
+        one_segment = {"sentence_pairs": "none"} if model["cfg"].get("num_tokentypes") == 1 else {}
+        sections["dataloader"] = {"dataset": {"_target_": dataset, "sequence_length": None, **one_segment}}
     if has_tokenizer(folder):
         sections["tokenization"] = {"tokenizer": str(folder)}
     return as_config(sections)  # type: ignore[no-any-return]
