@@ -169,7 +169,8 @@ def test_one_update_is_that_of_one_process(kind: str, name: str, whole: Any, ran
         rows = layout.get("tensor", 1) if layout.get("sequence") else 1
         parts = rows * layout.get("context", 1)
         wanted = {"encoder": 12 // parts, "decoder": 8 // parts} if parts > 1 else {"encoder": 11, "decoder": 7}
-        assert part["seen"] and all(part["seen"][side][1] == wanted[side] for side in part["seen"])
+        assert part["seen"] or layout.get("pipeline") == 4  # of four stages some hold no second layer
+        assert all(part["seen"][side][1] == wanted[side] for side in part["seen"])
         if "pipeline" in layout:
             assert part["held"] < one["held"] and len(part["seen"]) < 2 + (kind == "t5 v1.1" or "zbv" in name)
         if "tensor" in layout or layout.get("zero_stage"):
