@@ -166,3 +166,25 @@ def test_a_new_head_needs_permission(folders: Any, ranks: Ranks, corpus: Path, t
     ranks(1, trained, *arguments, [*own, *allowed])
     assert "begin anew" in (tmp_path / "run" / "log.txt").read_text()
     assert len(metrics(tmp_path / "run")) == 3
+
+
+def resumed(folder: str) -> None:
+    from dufu.training.run import train
+
+    train(folder, ["train.stop_at_step=null"], resume=True)
+
+
+def test_a_run_goes_on_when_the_folder_is_gone(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    """Its path may hold whatever a path may hold."""
+    folder = tmp_path / "模型:v1=x"
+    make(folder, "gpt2")
+    ranks(1, trained, str(folder), str(corpus), str(tmp_path / "whole"), [])
+    ranks(1, trained, str(folder), str(corpus), str(tmp_path / "run"), ["train.stop_at_step=1"])
+    folder.rename(tmp_path / "elsewhere")
+    ranks(2, resumed, str(tmp_path / "run"))
+    one, two = metrics(tmp_path / "whole"), metrics(tmp_path / "run")
+    assert len(one) == len(two) == 3
+    assert all(abs(a["loss"] - b["loss"]) < 1e-6 * a["loss"] for a, b in zip(one, two))
+    done = export_folder(tmp_path / "run", tmp_path / "out")
+    assert done.step == 3
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("Hi")["input_ids"]

@@ -23,9 +23,16 @@ from dufu.parallel.process import Processes
 SPLITS = ("train", "valid", "test")
 
 
-def tokenizer_from_config(config: DictConfig) -> TextTokenizer:
-    """Return the run's tokenizer."""
-    return load_tokenizer(config.tokenization.tokenizer, config.tokenization.lower_case)
+def tokenizer_from_config(config: DictConfig, kept: Path | None = None) -> TextTokenizer:
+    """Return the run's tokenizer.
+
+    Args:
+        kept: the copy in the run's folder, for a run that goes on when what its config names is gone.
+    """
+    named = config.tokenization.tokenizer
+    if kept is not None and named != "bytes" and not Path(named).exists() and (kept / "tokenizer.json").is_file():
+        return load_tokenizer(kept)
+    return load_tokenizer(named, config.tokenization.lower_case)
 
 
 def open_sources(config: DictConfig, tokenizer: TextTokenizer, files: list[Any], processes: Processes) -> list[IndexedTokens]:

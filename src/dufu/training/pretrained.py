@@ -48,11 +48,13 @@ def folder_of(model: Any) -> tuple[Path, str] | None:
     """
     if not isinstance(model, str) or model.lstrip().startswith("{"):  # a recorded call
         return None
-    path, _, architecture = model.partition(":")
-    if is_folder(Path(path)):
+    if is_folder(Path(model)):
+        return Path(model), ""
+    path, _, architecture = model.rpartition(":")
+    if path and is_folder(Path(path)):
         return Path(path), architecture
     if os.sep in model or model.startswith("."):
-        raise CheckpointError(f"model={model}: {path} is no Hugging Face folder, it has no config.json")
+        raise CheckpointError(f"model={model}: {path or model} is no Hugging Face folder, it has no config.json")
     return None
 
 

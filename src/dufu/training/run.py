@@ -161,7 +161,7 @@ class _Run:
         self.begun_anew: set[str] = set()  # weights that the first ones' source does not hold
         self.folder = RunFolder(Path(config.train.output_dir), processes, resume, config.train.overwrite)
         self.reader = self.folder.reader
-        self.tokenizer = tokenizer_from_config(config)
+        self.tokenizer = tokenizer_from_config(config, None if self.reader is None else self.folder.path / "tokenizer")
         complete_model_config(config, self.tokenizer)
         if self.reader is not None:
             inherit_batch(config, self.reader, processes.layout.data, overrides)
