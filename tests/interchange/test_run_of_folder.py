@@ -188,3 +188,69 @@ def test_a_run_goes_on_when_the_folder_is_gone(ranks: Ranks, corpus: Path, tmp_p
     done = export_folder(tmp_path / "run", tmp_path / "out")
     assert done.step == 3
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("Hi")["input_ids"]
+
+
+def test_a_prompt_begins_as_the_folders_tokenizer_begins_it(tmp_path: Path, ranks: Ranks) -> None:
+    """A token that begins every text, as Llama's tokenizers put it there, is part of what the model was trained on."""
+    from tokenizers import Tokenizer, processors
+
+    theirs = make(tmp_path / "in", "llama")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "in" / "tokenizer.json"))
+    name = "<|endoftext|>"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{name} $A", special_tokens=[(name, tokenizer.token_to_id(name))]
+    )
+    tokenizer.save(str(tmp_path / "in" / "tokenizer.json"))
+    ids = transformers.AutoTokenizer.from_pretrained(tmp_path / "in")("layout", return_tensors="pt")["input_ids"]
+    assert ids[0, 0] == tokenizer.token_to_id(name) and ids.shape[1] == 7
+    expected = theirs.generate(ids, max_new_tokens=6, do_sample=False)[0, 7:].tolist()
+    (found,) = ranks(1, generated, str(tmp_path / "in"), [], ["layout"])
+    assert found == [expected]
+
+
+@pytest.mark.parametrize("named", ["LlamaForSequenceClassification", "Foo"])
+def test_a_class_that_is_not_built_is_refused_by_name(named: str, folders: Any) -> None:
+    from dufu.models.hf import describe_folder
+
+    with pytest.raises(CheckpointError, match=f"architectures={named} is not built; LlamaForCausalLM is"):
+        describe_folder(folders["llama"][0], named)
+    assert describe_folder(folders["llama"][0], "LlamaModel").target == "dufu.models.llama.Llama"
+
+
+def test_heads_that_published_folders_hold_besides_are_left_out_and_named(tmp_path: Path) -> None:
+    """The folders of BERT's first models name the masked-word class and hold the pooler and the sentence head too."""
+    make(tmp_path / "in", "bert", shards="5GB")
+    path = tmp_path / "in" / "model.safetensors"
+    extra = {
+        "bert.pooler.dense.weight": torch.ones(32, 32),
+        "bert.pooler.dense.bias": torch.ones(32),
+        "cls.seq_relationship.bias": torch.ones(2),
+    }
+    from safetensors.torch import save_file
+
+    save_file({**load_file(path), **extra}, path, {"format": "pt"})
+    done = export_folder(tmp_path / "in", tmp_path / "out")
+    assert all(name in done.left_out for name in extra)
+    assert not set(extra) & set(load_file(tmp_path / "out" / "model.safetensors"))
+
+
+def test_nothing_is_written_into_what_is_read(tmp_path: Path) -> None:
+    make(tmp_path / "in")
+    with pytest.raises(ConfigError, match="lies within"):
+        export_folder(tmp_path / "in", tmp_path / "in" / "out")
+
+
+def test_samples_that_the_model_cannot_take_leave_no_folder_behind(
+    folders: Any, ranks: Ranks, corpus: Path, tmp_path: Path
+) -> None:
+    folder, _ = folders["bert"]
+    with pytest.raises(AssertionError, match="sentence_labels"):
+        ranks(
+            1,
+            trained,
+            f"{folder}:BertForPreTraining",
+            str(corpus),
+            str(tmp_path / "run"),
+            ["train.allow_missing=[bert.pooler,cls.seq_relationship]"],
+        )
+    assert not (tmp_path / "run").exists()

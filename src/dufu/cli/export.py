@@ -66,3 +66,5 @@ def hf(
         dtype_of(dtype)
     done = export_folder(folder, out, dtype, size_of(max_shard_size))
     print(f"{done.folder}  {done.bytes / 1e6:.1f} MB, {done.dtype}, after step {done.step}")
+    if done.left_out:
+        print(f"note: {done.left_out}")

@@ -44,7 +44,8 @@ class Concatenated:
 
     def __getitem__(self, index: int) -> Any:
         number = bisect.bisect_right(self._ends, index)
-        return self.parts[number][index - (self._ends[number - 1] if number else 0)]
+        part, place = self.parts[number], index - (self._ends[number - 1] if number else 0)
+        return part[place] if hasattr(part, "__getitem__") else sample_of(part, place, 0)
 
 
 class Weighted:

@@ -83,6 +83,13 @@ class TextTokenizer:
         """Return the token numbers of a text, without special tokens."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
+    @cached_property
+    def prefix(self) -> list[int]:
+        """Return the tokens that the tokenizer puts before a text, such as one that begins it."""
+        plain, whole = self.encode("a"), list(self.tokenizer.encode("a").ids)
+        starts = [i for i in range(len(whole) - len(plain) + 1) if whole[i : i + len(plain)] == plain]
+        return whole[: starts[0]] if starts else []
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token numbers of many texts."""
         return [list(e.ids) for e in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]

@@ -118,7 +118,11 @@ class TextGenerationPipeline:
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         tokenizer = self.loaded.tokenizer
-        encoded = [encode_source(tokenizer, text) if self.answers else tokenizer.encode(text) for text in texts]
+        if self.answers:
+            encoded = [encode_source(tokenizer, text) for text in texts]
+        else:
+            prefix = list(self.loaded.prefix)
+            encoded = [prefix + ids if (ids := tokenizer.encode(text)) else [] for text in texts]
         for text, ids in zip(texts, encoded):
             if not ids:
                 raise ConfigError(f"prompt {text!r} has no tokens; give at least one character")

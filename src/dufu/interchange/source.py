@@ -70,6 +70,7 @@ class ForeignWeights:
             raise CheckpointError(
                 f"{self.folder}: two of its tensors stand for the same one, by an old name and by the present one"
             )
+        self.spare = sorted(n for n in self._found if any(re.fullmatch(pattern, n) for pattern in table.spare))
         self._whole: tuple[str, Tensor] | None = None
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
@@ -90,9 +91,9 @@ class ForeignWeights:
             absent = [name for name in names if name not in self._found]
             if not absent:
                 continue
-            allowed = (
-                ours in self.table.optional or matches(ours, allow_missing) or all(matches(name, allow_missing) for name in absent)
-            )
+            if ours in self.table.optional and len(absent) == len(names):
+                continue
+            allowed = matches(ours, allow_missing) or all(matches(name, allow_missing) for name in absent)
             if allowed and len(absent) == len(names):
                 lacking.add(ours)
             else:
@@ -100,6 +101,8 @@ class ForeignWeights:
         for name, original in self._found.items():
             if name in self.table.copies:
                 problems += self._differing_copy(name)
+            elif name in self.spare:
+                continue
             elif name not in self._needed:
                 problems += [] if matches(original, allow_unexpected) else [f"unexpected {original}"]
             elif name not in replaced and not self._fits(name, self.tensors.shape(original)):
@@ -136,6 +139,9 @@ class ForeignWeights:
             CheckpointError: a value that is no finite number.
         """
         rule = self._rules[name]
+        if name in self.table.optional and rule.parts[0].name not in self._found:
+            memory[: region.numel].zero_()
+            return
         for block, out in region.views(memory):
             done = 0
             for part in rule.parts:

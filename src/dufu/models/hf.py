@@ -85,6 +85,7 @@ class Fields:
     def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
         self.values, self.where = dict(values), where
         self._seen: set[str] = set(NEUTRAL)
+        self.asked = False  # whether the class that the file names decided something
 
     def take(self, name: str, default: Any = ..., *others: str) -> Any:
         """Return a field's value.
@@ -134,6 +135,7 @@ class Fields:
     @property
     def architecture(self) -> str:
         """Return the class that the file names, such as BertForMaskedLM; "" where it names none."""
+        self.asked = True
         found = self.values.get("architectures") or [""]
         return str(found[0])
 
@@ -254,6 +256,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     return values
 
 
+def _refuse_other_class(fields: Fields, ours: list[str]) -> None:
+    """Raise CheckpointError where a file names another class than the one that the family has; its bare model is the same network."""
+    named = fields.architecture
+    if named and named not in ours and not named.endswith("Model"):
+        raise CheckpointError(f"{fields.where}: architectures={named} is not built; {' and '.join(ours)} is")
+
+
 def describe_folder(folder: Path, architecture: str = "") -> Described:
     """Return our model of a Hugging Face folder.
 
@@ -273,6 +282,9 @@ def describe_folder(folder: Path, architecture: str = "") -> Described:
     if architecture:
         values["architectures"] = [architecture]
     fields = Fields(values, str(folder / "config.json"))
-    target, cfg = _family(HOMES[kind]).read(fields)
+    family = _family(HOMES[kind])
+    target, cfg = family.read(fields)
     fields.done()
+    if not fields.asked:
+        _refuse_other_class(fields, family.write(target, complete(target, cfg))["architectures"])
     return Described(target, cfg, values)

@@ -162,7 +162,8 @@ class Table:
         ignored: patterns (whole-name regular expressions) of foreign names that hold no weight, such as mask and position buffers.
         copies: foreign names that repeat another foreign tensor (tied weights): they may be in a file, equal to the other, or not.
         prefix: which a file made from the model without its head leaves out, such as "transformer.".
-        optional: our parameters that a file may lack, which then stay as they begin.
+        spare: patterns of weights of other heads that published folders hold beside this model's; they are left out, and named.
+        optional: our parameters that a file may lack, which then are zeros.
         old_names: (pattern, replacement) of names from older versions, such as (r"\\.gamma$", ".weight").
     """
 
@@ -172,6 +173,7 @@ class Table:
     prefix: str = ""
     old_names: tuple[tuple[str, str], ...] = ()
     optional: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
 
     def rule_of(self, ours: str) -> Rule:
         """Return the rule of one of our parameters.

@@ -181,7 +181,9 @@ def _write(
         if check:
             compared.append(compare(graph, Session(folder / graph.file)))
     ends = list(loaded.end_tokens)
-    Facts(kind.name, target, [g.file for g in graphs], end_tokens=ends, opset=opset, **kind.facts(graphs)).write(folder)
+    Facts(
+        kind.name, target, [g.file for g in graphs], end_tokens=ends, prefix=list(loaded.prefix), opset=opset, **kind.facts(graphs)
+    ).write(folder)
     if kind is not PICTURE:
         loaded.tokenizer.save(folder)
     _write_others(loaded, target, cfg, folder)

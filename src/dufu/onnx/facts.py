@@ -26,6 +26,7 @@ class Facts:
         caches: key-value heads and head size of each layer that keeps a cache.
         start_token: with which an encoder-decoder model begins its text; -1 for the others.
         end_tokens: which end a text, beside the tokenizer's own where none is named.
+        prefix: tokens before a prompt.
         opset: version of the operator set.
         format: of this file.
     """
@@ -38,6 +39,7 @@ class Facts:
     caches: list[list[int]] = field(default_factory=list)
     start_token: int = -1
     end_tokens: list[int] = field(default_factory=list)
+    prefix: list[int] = field(default_factory=list)
     opset: int = 0
     format: int = FORMAT
 

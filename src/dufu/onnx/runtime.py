@@ -125,12 +125,14 @@ class LoadedOnnx:
         tokenizer: the exported one.
         processes: this one alone.
         end_tokens: which end a text; none = the tokenizer's.
+        prefix: tokens before a prompt.
     """
 
     model: OnnxDecoder | OnnxEncoderDecoder
     tokenizer: TextTokenizer
     processes: Processes
     end_tokens: tuple[int, ...]
+    prefix: tuple[int, ...]
 
 
 def load_onnx(folder: str | Path, overrides: Sequence[str] = ()) -> LoadedOnnx:
@@ -154,4 +156,5 @@ def load_onnx(folder: str | Path, overrides: Sequence[str] = ()) -> LoadedOnnx:
         raise ConfigError(f"{folder}: an ONNX graph runs in one process, not in {world_size()}; leave --nproc out")
     settle_threads(1)
     processes = join(ParallelLayout(), torch.device("cpu"))
-    return LoadedOnnx(MODELS[facts.kind](folder, facts), load_tokenizer(folder), processes, tuple(facts.end_tokens))
+    model, tokenizer = MODELS[facts.kind](folder, facts), load_tokenizer(folder)
+    return LoadedOnnx(model, tokenizer, processes, tuple(facts.end_tokens), tuple(facts.prefix))

@@ -97,6 +97,11 @@ class TrainingBatches:
             made.append(batch if len(chosen) else blank(batch))
         return made
 
+    def trial(self) -> Batch:
+        """Return a batch of the first sample, to see whether the model takes it."""
+        numbers = self.feed.step_numbers(0)[:1]
+        return to_batch(self.feed.load(numbers), numbers, self.seed, 0, self.device)
+
     def close(self) -> None:
         """End the thread."""
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -318,7 +318,9 @@ def find_checkpoint(folder: str | Path) -> Path:
         return found
     if is_folder(path):
         raise CheckpointError(f"{path}: a Hugging Face folder, not a checkpoint of dufu")
-    raise CheckpointError(f"{path}: neither a run's folder nor a checkpoint (no complete checkpoint in {path}/checkpoints)")
+    raise CheckpointError(
+        f"{path}: neither a run's folder nor a checkpoint (no complete checkpoint in {path}/checkpoints), nor a Hugging Face folder"
+    )
 
 
 def find_weights(folder: str | Path) -> Path:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dufu.config.instantiate import instantiate
 from dufu.data.seq2seq import start_token
 from dufu.data.tokenizer import TextTokenizer
-from dufu.errors import CheckpointError
+from dufu.errors import CheckpointError, ConfigError
 from dufu.interchange.export import OutFolder, Read, dtype_of, write_json, write_weights
 from dufu.interchange.folder import is_folder
 from dufu.interchange.source import WeightSource
@@ -26,7 +26,7 @@ from dufu.training.data import dataset_class
 from dufu.training.effective import effective_config
 from dufu.training.effective import read_config as read_config_file
 from dufu.training.load import tokenizer_of
-from dufu.training.pretrained import KEPT, ORIGIN, config_of_folder, named_model, open_weights, torch_dtype
+from dufu.training.pretrained import KEPT, ORIGIN, config_of_folder, left_out, named_model, open_weights, torch_dtype
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,14 @@ class Exported:
         bytes: of the tensors.
         dtype: of the tensors.
         step: updates the weights have seen.
+        left_out: a line on what the source held of other heads.
     """
 
     folder: Path
     bytes: int
     dtype: str
     step: int
+    left_out: str = ""
 
 
 def shapes_of(config: DictConfig) -> dict[str, Shape]:
@@ -91,6 +93,8 @@ def export_folder(source: str | Path, out: str | Path, dtype: str | None = None,
     beside = None if foreign else getattr(dataset_class(config), "foreign_files", None)  # of a dataset whose samples are no text
     tokenizer = None if foreign or beside else tokenizer_of(path, config)
     files: dict[str, dict[str, Any]] = beside(config) if beside else {}
+    if Path(out).resolve().is_relative_to(path.resolve()):
+        raise ConfigError(f"{out}: lies within {path}, which is read; give another place")
     with OutFolder(Path(out)) as folder:
         size = write_weights(folder, table, shapes, _within_range(weights, config, chosen), chosen, largest)
         written = config_fields(fields, origin, chosen, tokenizer)
@@ -111,7 +115,7 @@ def export_folder(source: str | Path, out: str | Path, dtype: str | None = None,
             }
             write_json(folder / "generation_config.json", ids)
     step = int(weights.state["step"]) if isinstance(weights, CheckpointReader) else 0
-    return Exported(Path(out), size, chosen, step)
+    return Exported(Path(out), size, chosen, step, left_out(weights))
 
 
 def config_fields(fields: dict[str, Any], origin: Path, dtype: str, tokenizer: TextTokenizer | None) -> dict[str, Any]:

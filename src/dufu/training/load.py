@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from dufu.training.checkpoint import CheckpointReader, find_weights, load_weight
 from dufu.training.data import complete_model_config, tokenizer_from_config
 from dufu.training.effective import effective_config
 from dufu.training.precision import Precision, precision_from_config
-from dufu.training.pretrained import ORIGIN, config_of_folder, end_tokens_of, has_tokenizer, named_model, open_weights
+from dufu.training.pretrained import ORIGIN, config_of_folder, end_tokens_of, has_tokenizer, left_out, named_model, open_weights
 from dufu.training.run import build_model
 
 
@@ -37,6 +38,7 @@ class Loaded:
         checkpoint: the folder the weights came from.
         step: updates they have seen.
         end_tokens: numbers of the tokens that end a text, as the folder that the model began from names them.
+        prefix: tokens before a prompt, those of the tokenizer of that folder; what dufu alone trained has seen none.
     """
 
     distributed: Distributed
@@ -46,6 +48,7 @@ class Loaded:
     checkpoint: Path
     step: int
     end_tokens: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = ()
 
     @property
     def processes(self) -> Processes:
@@ -81,13 +84,17 @@ def load(folder: str | Path, overrides: Sequence[str] = (), data: Sequence[str] 
     base = "" if is_folder(path) else config.train.load_weight
     source = open_weights(path, config.model, distributed.store.shapes, processes.is_main, base)
     load_weights(source, distributed.store, averaged=config.train.ema.enabled)
+    if processes.is_main and (line := left_out(source)):
+        print(f"note: {line}", file=sys.stderr, flush=True)
     source = getattr(source, "reader", source)
     if isinstance(source, CheckpointReader):
         compare_base(source, distributed)
     distributed.model.eval()
-    end_tokens = end_tokens_of(path if is_folder(path) else path.parent.parent / ORIGIN)
+    origin = path if is_folder(path) else path.parent.parent / ORIGIN
+    end_tokens = end_tokens_of(origin)
+    prefix = tuple(tokenizer.prefix) if has_tokenizer(origin) else ()
     step = int(source.state["step"]) if isinstance(source, CheckpointReader) else 0
-    return Loaded(distributed, tokenizer, config, precision, path, step, end_tokens)
+    return Loaded(distributed, tokenizer, config, precision, path, step, end_tokens, prefix)
 
 
 def tokenizer_of(checkpoint: Path, config: DictConfig) -> TextTokenizer:

@@ -170,6 +170,12 @@ def config_of_folder(folder: Path) -> DictConfig:
     return as_config(sections)  # type: ignore[no-any-return]
 
 
+def left_out(source: WeightSource) -> str:
+    """Return a line on what a folder holds of other heads, "" where that is nothing."""
+    spare = source.spare if isinstance(source, ForeignWeights) else []
+    return f"left out, being of another head: {', '.join(spare)} of {source.folder}" if spare else ""
+
+
 def open_weights(
     path: Path, model: DictConfig, shapes: Mapping[str, tuple[int, ...]], verify: bool = True, base: str = ""
 ) -> WeightSource:

@@ -56,7 +56,7 @@ from dufu.training.loop import Surroundings, Trainer
 from dufu.training.metrics import build_metrics
 from dufu.training.optimizer import build_optimizer, build_schedule
 from dufu.training.precision import LossScaler, Precision, precision_from_config
-from dufu.training.pretrained import first_weights, keep_origin, open_weights, with_base
+from dufu.training.pretrained import first_weights, keep_origin, left_out, open_weights, with_base
 from dufu.training.reporting import EvaluationHook, MetricsHook, PictureHook
 from dufu.training.resuming import compare_configs, inherit_batch, may_change_data, same_optimizer
 from dufu.training.saving import CheckpointHook
@@ -158,6 +158,7 @@ class _Run:
     ) -> None:
         self.config, self.processes, self.allow_change = config, processes, allow_change
         self.stop_after = seconds(config.train.stop_after)
+        self.left_out = ""
         self.begun_anew: set[str] = set()  # weights that the first ones' source does not hold
         self.folder = RunFolder(Path(config.train.output_dir), processes, resume, config.train.overwrite)
         self.reader = self.folder.reader
@@ -191,6 +192,7 @@ class _Run:
         if self.reader is None and train.load_weight:
             self._first_weights(distributed)
         self.base: dict[str, Any] = self.reader.state.get("adapter", {}) if self.reader else base_facts(config, distributed)
+        distributed.model.counts(batches.trial())  # samples that the model cannot be trained on are refused here
         self.folder.prepare()  # from here on the folder changes: every mistake that can be found has been
         note_step(0)  # what fails from here on begins again with --resume
         sink = Sink(self.folder.path if processes.is_main else None, train.tensorboard)
@@ -209,6 +211,8 @@ class _Run:
                 f"{processes.layout}: {sum(math.prod(i.shape) for i in distributed.infos):,} parameters, {len(dataset):,} samples, "
                 f"global batch {self.plan.global_batch} ({self.plan.micro} × {self.plan.accumulation} a process), {self.precision.level}"
             )
+            if self.left_out:
+                sink.say(self.left_out)
             if self.begun_anew:
                 sink.say(f"{train.load_weight} does not hold {', '.join(sorted(self.begun_anew))}; they begin anew")
             if train.evaluation.enabled and valid is None:
@@ -226,6 +230,7 @@ class _Run:
         source = first_weights(
             find_weights(train.load_weight), self.config.model, distributed.store.shapes, adapter_of(self.config)
         )
+        self.left_out = left_out(getattr(source, "base", source))
         lacking = load_weights(source, distributed.store, False, train.allow_missing, train.allow_unexpected)
         self.begun_anew = {name for name in lacking if not is_adapter(name)}
 

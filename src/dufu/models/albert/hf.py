@@ -83,7 +83,8 @@ def table(target: str, cfg: Mapping[str, Any]) -> Table:
         *(sentence if cfg["sentence_objective"] else []),
     ]
     copies = {"predictions.decoder.weight": f"{tables}.word_embeddings.weight", "predictions.decoder.bias": "predictions.bias"}
-    return Table(tuple(rules), (r"albert\.embeddings\.(position_ids|token_type_ids)",), copies, "", OLD_NAMES)
+    spare = () if cfg["sentence_objective"] else (r"albert\.pooler\..*", r"sop_classifier\..*")
+    return Table(tuple(rules), (r"albert\.embeddings\.(position_ids|token_type_ids)",), copies, "", OLD_NAMES, spare=spare)
 
 
 FAMILY = Family((TARGET,), read, write, table)

@@ -190,7 +190,11 @@ def table(target: str, cfg: Mapping[str, Any]) -> Table:
         return _before_branches().table(target, cfg)
     rules, copies = head_rules(target, cfg)
     rules = [*encoder_rules(cfg, "" if target == FEATURES else "bert."), *rules]
-    return Table(tuple(rules), (r"(bert\.)?embeddings\.(position_ids|token_type_ids)",), copies, "bert.", OLD_NAMES)
+    spare: tuple[str, ...] = (r"cls\..*",) if target == FEATURES else ()
+    if target == PRETRAINING and not cfg["sentence_objective"]:
+        spare = (r"bert\.pooler\..*", r"cls\.seq_relationship\..*")
+    ignored = (r"(bert\.)?embeddings\.(position_ids|token_type_ids)",)
+    return Table(tuple(rules), ignored, copies, "bert.", OLD_NAMES, spare=spare)
 
 
 FAMILY = Family((PRETRAINING, CLASSIFIER, FEATURES), read, write, table)

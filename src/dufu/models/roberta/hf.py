@@ -72,7 +72,9 @@ def table(target: str, cfg: Mapping[str, Any]) -> Table:
             same("head.logits.bias", "lm_head.bias"),
         ]
         copies = {"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"}
-    return Table(tuple(rules), (r"(roberta\.)?embeddings\.(position_ids|token_type_ids)",), copies, "roberta.", OLD_NAMES)
+    spare = {PRETRAINING: (r"roberta\.pooler\..*",), FEATURES: (r"lm_head\..*",)}.get(target, ())
+    ignored = (r"(roberta\.)?embeddings\.(position_ids|token_type_ids)",)
+    return Table(tuple(rules), ignored, copies, "roberta.", OLD_NAMES, spare=spare)
 
 
 FAMILY = Family((PRETRAINING, CLASSIFIER, FEATURES), read, write, table)
